@@ -1,0 +1,175 @@
+"""Causal attention for every score form, each the fastest exact way we know, without T x T masks.
+
+Plain causal attention goes to the fused kernel as it is. A clock is folded into a few extra query
+and key channels, so that the same kernel computes it. A distance is a Toeplitz matrix: one row of
+numbers, seen through strides. Only a pair needs a dense block, for some queries at a time. What may
+be seen (causality, windows, documents) follows from the index in the sequence and never from
+positions; a scheme is asked for its score form and nothing else.
+
+B batch, Tq queries, Tk keys (the queries are the last Tq of them), H heads, Hkv key/value heads,
+D head width.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model.fold import fold
+from model.position.base import Clock, Position
+
+BLOCK_ELEMENTS = 2**24  # of a dense block of scores: 64 MiB in float32
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where everybody stands: the same for all layers of a call."""
+
+    q_pos: Tensor  # (Tq,) or (B, Tq)
+    k_pos: Tensor  # (Tk,) or (B, Tk); the same object as q_pos where all tokens are new
+    segments: Tensor | None  # (B, Tk) document numbers; a token sees its own document alone
+    window: int | None  # a token sees the last `window` tokens, itself among them
+    consecutive: bool  # inside a document positions count up by one: distances are of indices
+
+    @property
+    def length(self) -> int:
+        return self.k_pos.shape[-1]
+
+    def seen(self, window: int | None) -> Tensor:
+        """(Tq,) or (B, Tq) float32: how many keys each query may see."""
+        index = torch.arange(self.length, device=self.k_pos.device)
+        index = index if self.segments is None else restarted(index, self.segments)
+        seen = index[..., -self.q_pos.shape[-1] :] + 1
+        return (seen if window is None else seen.clamp(max=window)).float()
+
+    def part(self, a: int, b: int) -> "Places":
+        """For queries [a, b) and the keys up to the last of them."""
+        if (a, b) == (0, self.q_pos.shape[-1]):
+            return self
+        end = self.length - self.q_pos.shape[-1] + b
+        segments = None if self.segments is None else self.segments[:, :end]
+        q_pos, k_pos = self.q_pos[..., a:b], self.k_pos[..., :end]
+        return Places(q_pos, k_pos, segments, self.window, self.consecutive)
+
+
+def restarted(index: Tensor, segments: Tensor) -> Tensor:
+    """Positions (B, T) that count from 0 in each document; index (T,), segments (B, T)."""
+    new = torch.ones_like(segments, dtype=torch.bool)
+    new[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    return index - torch.where(new, index, 0).cummax(dim=-1).values
+
+
+def turn_and_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    position: Position,
+    clock: Clock | None,
+    places: Places,
+    scale: float,
+) -> Tensor:
+    """`attend` after the scheme turned queries and keys, with as many queries as it takes at once."""
+    Tq, Tk = q.shape[2], k.shape[2]
+    span, y = position.span or Tq, []
+    for a in range(0, Tq, span):
+        b = min(a + span, Tq)
+        end = Tk - Tq + b
+        part = places.part(a, b)
+        turned = position.rotate(q[:, :, a:b], k[:, :, :end], part.q_pos, part.k_pos, places.length)
+        reading = None if clock is None else clock.part(0, end)
+        y.append(attend(*turned, v[:, :, :end], position, reading, part, scale))
+    return torch.cat(y, dim=2)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    position: Position,
+    clock: Clock | None,
+    places: Places,
+    scale: float,
+) -> Tensor:
+    """softmax(scale · q·k + the scheme's scores) v over what each query may see, in q's dtype.
+
+    q (B, H, Tq, D), k and v (B, Hkv, Tk, D), turned already; clock: c for all Tk tokens, or None.
+    """
+    Tq, Tk, D = q.shape[2], k.shape[2], q.shape[3]
+    dtype, window = q.dtype, smallest(position.window, places.window)
+
+    def folded(a: int, b: int, low: int, high: int) -> tuple[Tensor, Tensor, Tensor]:
+        part = q[:, :, a:b], k[:, :, low:high], v[:, :, low:high]
+        return part if clock is None else fold(*part, clock.part(low, high), scale)
+
+    unmasked = Tq == 1 and (window is None or window >= Tk)
+    plain = position.form in ("none", "clock") and places.segments is None
+    if plain and (unmasked or (Tq == Tk and (window is None or window >= Tk))):
+        return sdpa(*folded(0, Tq, 0, Tk), None, scale, causal=not unmasked)[..., :D].to(dtype)
+    blocks = []
+    for a, b, low, high, mask in dense_blocks(position, places, window, Tq, q):
+        qb, kb, vb = folded(a, b, low, high)
+        blocks.append(sdpa(qb.flip(2), kb, vb, mask().to(qb.dtype), scale).flip(2))
+    return torch.cat(blocks, dim=2)[..., :D].to(dtype)
+
+
+def smallest(a: int | None, b: int | None) -> int | None:
+    if a is None or b is None:  # torch.compile cannot read min(..., default=None)
+        return b if a is None else a
+    return min(a, b)
+
+
+def sdpa(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool = False
+) -> Tensor:
+    grouped = q.shape[1] != k.shape[1]
+    with torch.autocast(q.device.type, enabled=False):  # it would round a float32 fold or mask
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+        )
+
+
+def dense_blocks(
+    position: Position, places: Places, window: int | None, Tq: int, q: Tensor
+) -> Iterator[tuple[int, int, int, int, Callable[[], Tensor]]]:
+    """Queries [a, b), the keys [low, high) that they may see, their mask with its rows reversed.
+
+    So row r and key j of a Toeplitz block lie at r + j in one line of numbers: both strides +1.
+    """
+    Tk, H, device = places.length, q.shape[1], q.device
+    strided = position.form != "pair" and (position.form != "distance" or places.consecutive)
+    if position.form == "distance" and strided:
+        table = position.distance(torch.arange(Tk, device=device))
+    else:
+        table = torch.zeros(1, Tk, device=device)
+    if window is not None:
+        table = table.masked_fill(torch.arange(Tk, device=device) >= window, -torch.inf)
+    batch = 1 if places.segments is None and places.q_pos.dim() == 1 else q.shape[0]
+    most = 256 if position.form == "clock" else 1024  # near queries fold more exactly
+    rows = max(16, min(most, BLOCK_ELEMENTS // (batch * H * Tk)))
+    for a in range(0, Tq, rows):
+        b = min(a + rows, Tq)
+        high = Tk - Tq + b
+        low = 0 if window is None else max(0, Tk - Tq + a - window + 1)
+
+        def mask(a: int = a, b: int = b, low: int = low, high: int = high) -> Tensor:
+            block = toeplitz(table[:, : high - low], b - a)
+            if not strided:
+                i = places.q_pos[..., a:b].flip(-1).unsqueeze(-1)
+                block = block + position.pair(i, places.k_pos[..., None, low:high]).movedim(0, -3)
+            if places.segments is not None:
+                i = places.segments[:, None, high - (b - a) : high].flip(-1).unsqueeze(-1)
+                block = block.masked_fill(i != places.segments[:, None, None, low:high], -torch.inf)
+            return block.to(q.dtype)
+
+        yield a, b, low, high, mask
+
+
+def toeplitz(table: Tensor, rows: int) -> Tensor:
+    """(H, n) scores by distance -> (H, rows, n): row r is the r-th last query, its own key last.
+
+    -inf after that key. A view: no number is copied n times.
+    """
+    future = table.new_full((table.shape[0], rows - 1), -torch.inf)
+    return torch.cat((table.flip(-1), future), dim=-1).unfold(-1, table.shape[1], 1)

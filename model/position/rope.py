@@ -1,0 +1,90 @@
+"""RoPE, rotary position embedding (Su et al. 2021, RoFormer, equations 14 to 16, 34).
+
+Pair t of a head's channels is turned by the angle pos · base^(-2t/R), R the number of rotated
+channels, so that q·k depends on the difference of positions alone. RoFormer pairs neighbours
+(`interleaved`); the default here pairs channel t with channel t + R/2 (`split_half`, as GPT-NeoX
+and Hugging Face's Llama), the same function up to a permutation of channels.
+
+Partial RoPE (`fraction`, GPT-NeoX) turns the first channels only, with frequencies spread over
+those. p-RoPE (`keep`, Barbero et al. 2025, arXiv 2410.06205) keeps the frequencies and stops the
+slowest pairs: 1 is RoPE, 0 is no positions at all.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from errors import UserError
+from model.config import ModelConfig
+from model.position.base import Position, angle_dtype, wide
+
+
+class RoPE(Position):
+    family = "rotary"
+    amplitude = 1.0  # multiplies every cosine and sine, once
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        base: float,
+        layout: Literal["split_half", "interleaved"],
+        fraction: float,
+        keep: float,
+    ):
+        super().__init__(config)
+        if base <= 1:
+            raise UserError(f"position.base={base} must be above 1")
+        if not 0 < fraction <= 1:
+            raise UserError(f"position.fraction={fraction} must be above 0 and at most 1")
+        if not 0 <= keep <= 1:
+            raise UserError(f"position.keep={keep} must be between 0 and 1")
+        self.width = int(config.d_head * fraction)
+        if self.width % 2 or self.width < 2:
+            raise UserError(
+                f"position.fraction={fraction} of {config.d_head} channels a head (model.d_model,"
+                " model.n_heads) must be an even number: rotary positions turn pairs"
+            )
+        self.base = base
+        self.turning = int(keep * self.width // 2)  # pairs
+        self.pairs = split_half if layout == "split_half" else interleaved
+
+    def frequencies(self, length: int, device: torch.device) -> Tensor:
+        """(R/2,) angle in radians that each pair turns per position."""
+        t = torch.arange(self.width // 2, device=device)
+        plain = self.base ** (-2 * t.to(angle_dtype(device)) / self.width)
+        return torch.where(t < self.turning, self.scaled(plain, length), 0)
+
+    def scaled(self, frequencies: Tensor, length: int) -> Tensor:
+        """Where scalings speak: (R/2,) other frequencies than the plain ones, perhaps by `length`."""
+        return frequencies
+
+    def rotate(
+        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, length: int
+    ) -> tuple[Tensor, Tensor]:
+        frequencies = self.frequencies(length, q.device)
+        k_waves = self.waves(k_pos, frequencies)
+        q_waves = k_waves if q_pos is k_pos else self.waves(q_pos, frequencies)
+        return self.turn(q, *q_waves), self.turn(k, *k_waves)
+
+    def waves(self, pos: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines (*pos.shape, R/2)."""
+        angles = pos[..., None] * frequencies
+        return angles.cos() * self.amplitude, angles.sin() * self.amplitude
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x (B, H, T, D), the first R channels turned, in float32 whatever x is; waves (..., T, R/2)."""
+        front = wide(x[..., : self.width])
+        cos, sin = (a.unsqueeze(-3).to(front.dtype) for a in (cos, sin))  # one for all heads
+        return torch.cat((self.pairs(front, cos, sin).type_as(x), x[..., self.width :]), dim=-1)
+
+
+def split_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x[..., 0::2], x[..., 1::2]
+    return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
