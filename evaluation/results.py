@@ -1,0 +1,261 @@
+"""Rows of results, and the two files that keep them: one to read, one to compare.
+
+`eval/<label>.json` holds the rows. What is unusual: `eval/<label>.npz` holds the nats of every
+single target, so that two runs can later be paired token by token; evaluating again replaces only
+the rows measured again, as long as the file speaks of the same checkpoint, data and settings; and
+the two files check each other when read, so that half of an interrupted write is never believed.
+"""
+
+import json
+import math
+import os
+import subprocess
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, BinaryIO
+from zipfile import BadZipFile
+
+import numpy as np
+
+from errors import UserError
+from evaluation.protocols import Plan, Scores
+from evaluation.statistics import CHECKPOINT_UNIT, block_interval
+
+HEADER = (
+    "label",
+    "position",
+    "position_settings",
+    "trained_position",
+    "trained_context",
+    "checkpoint_step",
+    "seed",
+    "parameters",
+    "data",
+    "split",
+    "precision",
+    "data_hash",
+    "tokenizer_hash",
+    "torch",
+    "commit",
+)
+# Rows of one file agree in these; a row is not measured again where the code is the same, too.
+IDENTITY = (
+    "checkpoint_step",
+    "data_hash",
+    "tokenizer_hash",
+    "position_settings",
+    "split",
+    "precision",
+)
+ROW = (
+    "protocol",
+    "context_length",
+    "stride",
+    "window",
+    "bin",
+    "supported",
+    "tokens_scored",
+    "bytes_scored",
+    "nats",
+    "loss",
+    "ppl",
+    "bpb",
+    "ci95",
+    "ci_unit",
+    "target_set",
+)
+ROW_KEY = ("protocol", "context_length", "window", "stride", "bin")
+Row = dict[str, Any]
+Entry = tuple[Row, Scores]
+
+
+@dataclass(frozen=True)
+class Results:
+    """One evaluated checkpoint: rows[i] rests on scores[i], which is empty where unsupported."""
+
+    header: dict[str, Any]
+    rows: list[Row]
+    scores: list[Scores]
+
+
+def make_rows(plan: Plan, scores: Scores | None) -> list[Entry]:
+    """One row, or one for each bin of the plan; scores of None mean an unsupported length."""
+    document, index, context = plan.targets()
+    parts = [(f"{low}-{high}", (low <= context) & (context <= high)) for low, high in plan.bins]
+    entries = []
+    for label, where in parts or [(None, slice(None))]:
+        asked = target_set(document[where], index[where])
+        found = scores.select(where) if scores is not None else _nothing()
+        row = {
+            "protocol": plan.protocol,
+            "context_length": plan.context_length,
+            "stride": plan.stride,
+            "window": plan.window,
+            "bin": label,
+            "supported": scores is not None,
+            **_measures(found),
+            "ci_unit": CHECKPOINT_UNIT,
+            "target_set": asked,
+        }
+        entries.append((row, found))
+    return entries
+
+
+def target_set(document: np.ndarray, index: np.ndarray) -> str:
+    """Hash of the sorted (document, index) pairs: equal where the same tokens were asked."""
+    pairs = np.stack([document, index], axis=1)
+    pairs = pairs[np.lexsort((index, document))].astype("<i8")
+    return sha256(pairs.tobytes()).hexdigest()[:16]
+
+
+def _measures(scores: Scores) -> Row:
+    """A row's numbers; null for what is not finite, since strict JSON has no word for it."""
+    nats, count = float(scores.nats.sum(dtype=np.float64)), len(scores)
+    size = int(scores.bytes.sum(dtype=np.int64))
+    loss = nats / count if count else math.nan
+    interval = block_interval(scores) if count and math.isfinite(nats) else None
+    with np.errstate(over="ignore"):
+        ppl = float(np.exp(np.float64(loss)))
+    return {
+        "tokens_scored": count,
+        "bytes_scored": size,
+        "nats": _finite(nats) if count else None,
+        "loss": _finite(loss),
+        "ppl": _finite(ppl),
+        "bpb": _finite(nats / (math.log(2) * size)) if size else None,
+        "ci95": [interval.low, interval.high] if interval else None,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _nothing() -> Scores:
+    return Scores(np.empty(0, np.float32), *(np.empty(0, np.int32) for _ in range(3)))
+
+
+def save(folder: Path, header: dict[str, Any], entries: Sequence[Entry]) -> Path:
+    """Writes or merges `<label>.json` and `.npz`, each in one step; returns the path of the json.
+
+    Rows of equal protocol, length, window, stride and bin are replaced and the others kept, if the
+    header agrees in what the numbers depend on; a file about something else, or a damaged one, is
+    replaced as a whole.
+    """
+    header = json.loads(json.dumps({key: header[key] for key in HEADER}, allow_nan=False))
+    path = folder / f"{header['label']}.json"
+    merged = {_key(row): (row, scores) for row, scores in [*_kept(path, header), *entries]}
+    rows = [{key: row[key] for key in ROW} for row, _ in merged.values()]
+    text = json.dumps({**header, "rows": rows}, indent=2, allow_nan=False) + "\n"
+    scores = [found for _, found in merged.values()]
+    arrays: dict[str, Any] = {
+        name: np.concatenate([getattr(found, name) for found in scores])
+        for name in ("nats", "document", "index", "bytes")
+    }
+    arrays["row"] = np.repeat(np.arange(len(rows), dtype=np.int32), [len(s) for s in scores])
+    folder.mkdir(parents=True, exist_ok=True)
+    _replace(path.with_suffix(".npz"), lambda file: np.savez_compressed(file, **arrays))
+    _replace(path, lambda file: file.write(text.encode()))
+    return path
+
+
+def missing(path: Path, header: dict[str, Any], plans: Sequence[Plan]) -> list[Plan]:
+    """The plans that the file at `path` does not hold for this checkpoint, data and code."""
+    try:
+        old = load(path)
+    except UserError:
+        return list(plans)
+    if any(old.header[key] != header[key] for key in (*IDENTITY, "torch", "commit")):
+        return list(plans)
+    there = {(*_key(row), row["target_set"]) for row in old.rows}
+    asked = [{(*_key(row), row["target_set"]) for row, _ in make_rows(p, None)} for p in plans]
+    return [p for p, rows in zip(plans, asked, strict=True) if not rows <= there]
+
+
+def rows_of(rows: Sequence[Row], plans: Sequence[Plan]) -> list[Row]:
+    """Those rows that belong to the plans, in the plans' order."""
+    by_key = {_key(row): row for row in rows}
+    return [by_key[_key(row)] for p in plans for row, _ in make_rows(p, None)]
+
+
+def environment() -> dict[str, str | None]:
+    """The part of the header that says which code ran: torch's version, and git's commit ("+" after it: edited)."""
+    import torch
+
+    def git(*words: str) -> str:
+        root = Path(__file__).parent
+        done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    try:
+        commit = git("rev-parse", "HEAD")
+        edited = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
+    except OSError:  # no git on this machine
+        commit = edited = ""
+    return {"torch": torch.__version__, "commit": f"{commit}{edited}" or None}
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return tuple(row[key] for key in ROW_KEY)
+
+
+def _kept(path: Path, header: dict[str, Any]) -> list[Entry]:
+    try:
+        old = load(path)
+    except UserError:
+        return []
+    same = all(old.header[key] == header[key] for key in IDENTITY)
+    return list(zip(old.rows, old.scores, strict=True)) if same else []
+
+
+def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """A reader sees the old file or the new one, never a part: written beside it, then renamed."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(draft, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def load(path: Path) -> Results:
+    """A result file and its npz; raises UserError naming it if either is missing or damaged."""
+    try:
+        content = json.loads(path.read_text(), parse_constant=_refuse)
+        rows = [{key: row[key] for key in ROW} for row in content["rows"]]
+        header = {key: content[key] for key in HEADER}
+        with np.load(path.with_suffix(".npz"), allow_pickle=False) as stored:
+            columns = Scores(*(stored[name] for name in ("nats", "document", "index", "bytes")))
+            row = stored["row"]
+        scores = [columns.select(row == number) for number in range(len(rows))]
+        if len(row) != sum(map(len, scores)) or not all(map(_agree, rows, scores)):
+            raise ValueError("its .json and .npz do not belong together")
+    except FileNotFoundError as error:
+        raise UserError(f"{error.filename}: no such result file; run eval.py") from error
+    except _DAMAGE as error:
+        raise UserError(f"{path}: damaged ({error}); run eval.py again") from error
+    return Results(header, rows, scores)
+
+
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, BadZipFile, zlib.error)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _agree(row: Row, scores: Scores) -> bool:
+    if row["tokens_scored"] != len(scores):
+        return False
+    if row["nats"] is None:
+        return True
+    asked = target_set(scores.document, scores.index)
+    return asked == row["target_set"] and math.isclose(
+        row["nats"], float(scores.nats.sum(dtype=np.float64)), rel_tol=1e-9
+    )
