@@ -1,0 +1,55 @@
+"""Compare evaluated runs: python compare.py 'runs=[outputs/rope/*,outputs/alibi/*]'
+
+Prints the headline table and writes a report: one HTML page, the same as Markdown, exact numbers as
+CSV, figures as SVG. Only files that training and evaluation left are read; no model is loaded.
+"""
+
+from pathlib import Path
+
+from configs.check import build
+from configs.cli import command
+from configs.schema import CompareConfig
+
+
+def compare(config: CompareConfig, given: list[str]) -> None:
+    from rich.console import Console
+
+    from evaluation.formats import to_rich
+    from evaluation.report import make_report, write
+    from training.metrics import read_metrics
+    from training.tracker import TRACKERS
+
+    tracker = build("tracker", TRACKERS, config.tracker)
+    report = make_report(
+        config.runs,
+        curve=lambda folder: read_metrics(folder / "metrics.jsonl"),
+        protocol=config.protocol,
+        baseline=config.baseline,
+    )
+    page = write(report, Path(config.out))
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(to_rich(report.headline, console.width), soft_wrap=False)
+    console.print(report.headline.note, style="dim", markup=False)
+    for warning in report.page.warnings:
+        console.print(f"warning: {warning}", style="bold yellow", markup=False)
+    for line in [*report.page.remarks, report.page.finding]:
+        console.print(line, markup=False)
+    with tracker:
+        tracker.start(
+            folder=Path(config.out),
+            name=f"compare {Path(config.out).name}",
+            group="compare",
+            job_type="compare",
+            config={"runs": list(config.runs), "protocol": config.protocol},
+            run_id=None,
+        )
+        tracker.log_report(report.headline.records(), page)
+    for note in tracker.notes:
+        print(note)
+    print(f"done: {page}")
+
+
+main = command("compare", CompareConfig, compare)
+
+if __name__ == "__main__":
+    main()

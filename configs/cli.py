@@ -1,0 +1,113 @@
+"""From a command line to a checked configuration object: the only file that knows Hydra.
+
+Hydra composes YAML files and overrides; here the result is held against the dataclasses of configs/schema.py
+once more, since Hydra accepts unknown keys after a `+`. A UserError, at any depth of the program, becomes one
+line and exit code 1.
+"""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import CompactHydraException
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from configs.check import nearest
+from configs.schema import TrainConfig
+from errors import UserError
+
+CONFIGS = Path(__file__).parent
+
+
+class OneLine(CompactHydraException):
+    """How a job of a sweep fails: Hydra runs the others, then prints this without a traceback and exits with 1."""
+
+
+def command(name: str, schema: type, run: Callable[[Any, list[str]], None]) -> Callable[[], None]:
+    """The entry point of one command.
+
+    run gets the configuration as an instance of `schema` and the dotted keys that the command line gave.
+    """
+    ConfigStore.instance().store(name=f"{name}_schema", node=schema)
+    OmegaConf.register_new_resolver("free", free_folder, use_cache=True, replace=True)
+
+    @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)
+    def job(config) -> None:
+        try:
+            run(typed(config, schema), given_keys(HydraConfig.get().overrides.task))
+        except UserError as error:
+            if HydraConfig.get().mode is RunMode.RUN:
+                sys.exit(f"error: {error}")
+            print(f"error: {error}", file=sys.stderr)
+            raise OneLine(str(error)) from None  # the sweep's other jobs go on
+
+    def main() -> None:
+        try:
+            sys.argv[1:] = [opened(argument, schema) for argument in sys.argv[1:]]
+        except UserError as error:
+            sys.exit(f"error: {error}")
+        job()
+
+    return main
+
+
+def opened(argument: str, schema: type) -> str:
+    """An override as Hydra shall read it: any key may be set, since `refuse_unknown` and the groups' own checks say
+    what a wrong one should have been, and since a trained scheme's keys are known to its run folder alone.
+
+    A key that shapes the trained model is refused by name where `schema` is not the training's.
+    """
+    key, equals, _ = argument.partition("=")
+    root = key.lstrip("+~").split(".")[0]
+    if not equals or not root.isidentifier() or root == "hydra":
+        return argument
+    theirs = {f.name for f in dataclasses.fields(TrainConfig)}
+    if root in theirs - {f.name for f in dataclasses.fields(schema)}:
+        raise UserError(
+            f"{key} belongs to the trained run and cannot be changed here: leave it out"
+        )
+    chosen = key in {folder.name for folder in CONFIGS.iterdir() if folder.is_dir()}  # group=option
+    return argument if chosen or key[0] in "+~" else f"++{argument}"
+
+
+def given_keys(overrides: list[str]) -> list[str]:
+    return [override.partition("=")[0].lstrip("+~") for override in overrides]
+
+
+def typed(config: Any, schema: type) -> Any:
+    """The composed configuration as an instance of `schema`; UserError names an unknown key or a wrong type."""
+    try:
+        values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        assert isinstance(values, dict)
+        refuse_unknown(values, schema, "")
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))
+    except OmegaConfBaseException as error:
+        reason = str(error.msg or error).splitlines()[0]
+        raise UserError(f"{error.full_key}: {reason}" if error.full_key else reason) from None
+
+
+def refuse_unknown(values: dict, schema: type, prefix: str) -> None:
+    fields = {f.name: f.type for f in dataclasses.fields(schema)}
+    for key, value in values.items():
+        if key not in fields:
+            raise UserError(f"{prefix}{key} is no known key{nearest(str(key), fields)}")
+        kind = fields[key]
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
+            refuse_unknown(value, kind, f"{prefix}{key}.")
+
+
+def free_folder(path: str) -> str:
+    """`path`, or with _1, _2, ... behind it where that exists."""
+    candidate, n = path, 0
+    while os.path.exists(candidate):
+        n += 1
+        candidate = f"{path}_{n}"
+    return candidate

@@ -1,0 +1,112 @@
+"""The typed schema of every command's configuration. Types stand here, values in YAML, so that each default
+is said once.
+
+The groups `position`, `data`, `tokenizer` and `tracker` are plain mappings here: the class that their `name`
+stands for is their schema (configs/check.py). This file imports neither torch nor Hydra, so that `--help`
+answers at once.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class ModelSettings:
+    d_model: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    d_ff: int
+    norm_eps: float
+    tie_embeddings: bool
+    softmax_scale: Any  # a number, log, or null: ModelConfig checks it
+
+
+@dataclass
+class OptimSettings:
+    lr: float
+    min_lr: float
+    warmup_steps: int
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    clip: float
+
+
+@dataclass
+class TrainSettings:
+    steps: int
+    batch_size: int
+    accumulate: int
+    log_every: int
+    eval_every: int
+    eval_tokens: int
+    save_every: int
+    keep: int
+
+
+@dataclass
+class TrainConfig:
+    context_length: int
+    seed: int
+    precision: str
+    tf32: bool
+    compile: bool
+    device: str
+    resume: str | None
+    init_from: str | None
+    model: ModelSettings
+    position: dict[str, Any]
+    data: dict[str, Any]
+    tokenizer: dict[str, Any]
+    optim: OptimSettings
+    tracker: dict[str, Any]
+    train: TrainSettings
+
+
+@dataclass
+class EvalSettings:
+    targets: int
+    block: int
+    multiples: list[float]
+    stride: int | None
+    tokens_per_batch: int
+
+
+@dataclass
+class EvalConfig:
+    run: Any  # a path, a glob, or a list of them
+    checkpoint: str
+    split: str
+    lengths: list[int] | None
+    protocols: list[str]
+    window: int | None
+    device: str
+    precision: str
+    eval: EvalSettings
+    position: dict[str, Any] = field(default_factory=dict)  # empty: as trained
+    tracker: dict[str, Any] = field(default_factory=dict)  # empty: the run's
+
+
+@dataclass
+class GenerateConfig:
+    run: str
+    checkpoint: str
+    prompt: str
+    tokens: int
+    temperature: float
+    top_k: int | None
+    seed: int
+    device: str
+    precision: str
+    position: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class CompareConfig:
+    runs: list[str]
+    out: str
+    protocol: str
+    baseline: str | None
+    tracker: dict[str, Any]

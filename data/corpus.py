@@ -1,0 +1,94 @@
+"""What every corpus is: documents by split, and a fingerprint of all that they come from.
+
+A corpus yields documents one at a time; `datasets` keeps them in an Arrow file that is read through
+memory mapping, so a corpus may be larger than memory. The fingerprint is computed from the raw
+content (never from sizes or times), the settings and the source code of the rules, so that what is
+cached under it can't be out of date.
+"""
+
+import hashlib
+import inspect
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import datasets
+
+SPLITS = ("train", "validation", "test")
+
+
+def digest(*parts: Any) -> str:
+    """SHA-256 of anything that JSON can say."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def file_digest(path: str | Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars inside; afterwards they are as they were."""
+    import datasets
+    from huggingface_hub import utils as hub
+
+    loud = [library for library in (datasets, hub) if not library.are_progress_bars_disabled()]
+    for library in loud:
+        library.disable_progress_bars()
+    try:
+        yield
+    finally:
+        for library in loud:
+            library.enable_progress_bars()
+
+
+@dataclass(kw_only=True)
+class Corpus:
+    """The base of every option of `data=`; the fields are the keys of the option's YAML.
+
+    `document_mask` is for the loader and the model, `cache_dir` says where files go: neither
+    changes the documents, so neither is part of a fingerprint.
+    """
+
+    document_mask: bool
+    cache_dir: str
+
+    def documents(self, split: str) -> Iterator[dict[str, str]]:
+        """Each document of the split, as {"text", "name"}."""
+        raise NotImplementedError
+
+    def sources(self, split: str) -> list:
+        """All that `documents(split)` depends on besides its code, as JSON can say it."""
+        raise NotImplementedError
+
+    def fingerprint(self, split: str) -> str:
+        """Changes whenever `load(split)` could. SHA-256 in hexadecimal."""
+        rules = Path(inspect.getfile(type(self))).read_text(encoding="utf-8")
+        return digest(type(self).__name__, rules, split, self.sources(split))
+
+    def load(self, split: str) -> "datasets.Dataset":
+        """One row a document, columns "text" and "name".
+
+        Its Arrow file lies in `<cache_dir>/datasets`. That folder only saves reading the source
+        again and may be deleted at any time.
+        """
+        import datasets
+        from datasets.exceptions import DatasetGenerationError
+
+        columns = {"text": datasets.Value("large_string"), "name": datasets.Value("string")}
+        folder = Path(self.cache_dir, "datasets", self.fingerprint(split)[:16])
+        try:
+            with quiet():
+                return datasets.Dataset.from_generator(
+                    self.documents,
+                    features=datasets.Features(columns),
+                    cache_dir=str(folder),
+                    gen_kwargs={"split": split},
+                )
+        except DatasetGenerationError as error:  # wraps what a generator raises
+            raise error.__cause__ or error from None

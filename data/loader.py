@@ -1,0 +1,99 @@
+"""Training batches. What step n sees is a pure function of (seed, n): there is no state to save.
+
+The token file is read as a ring. An epoch cuts it, from a start drawn for that epoch, into N // T
+windows of T inputs that do not overlap, and takes them in an order drawn for that epoch. A window's
+last target is the token after it, so that each of its T positions is trained. Sample
+g = step * batch_size + row runs through the epochs: a batch may hold the end of one and the start
+of the next. Batches depend neither on the number of processes nor on anything of the model.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.prepare import TokenSplit
+from errors import UserError
+
+
+@dataclass
+class Batch:
+    """`segments` numbers the window's documents from 0 with document_mask, and is None without.
+
+    An EOS belongs to the document that it ends. Positions follow from the segments in the model.
+    """
+
+    tokens: Tensor  # (B, T + 1) int64: inputs [:, :-1], targets [:, 1:]
+    segments: Tensor | None  # (B, T) int64
+
+
+def batch_hash(batch: Batch) -> str:
+    """16 hexadecimal digits, the same for equal batches."""
+    sha256 = hashlib.sha256()
+    for part in (batch.tokens, batch.segments):
+        if part is not None:
+            sha256.update(part.cpu().numpy().tobytes())
+    return sha256.hexdigest()[:16]
+
+
+@lru_cache(maxsize=1)
+def epoch_starts(seed: int, epoch: int, n_tokens: int, length: int) -> np.ndarray:
+    """Where each window of an epoch starts, in the order they are taken: (N // T,) int64.
+
+    Drawn from a bit generator's raw stream, which NumPy keeps the same in all versions (NEP 19); it
+    doesn't promise that of `Generator.permutation`.
+    """
+    bits = np.random.PCG64(np.random.SeedSequence([seed, epoch]))
+    draws = bits.random_raw(n_tokens // length + 1)
+    order = np.argsort(draws[1:], kind="stable")
+    return (int(draws[0]) % n_tokens + order * length) % n_tokens
+
+
+class Loader:
+    """Batches of a split; of the same global batch, each of `world` processes has its own rows."""
+
+    def __init__(
+        self,
+        split: TokenSplit,
+        *,
+        context_length: int,
+        batch_size: int,
+        seed: int,
+        document_mask: bool,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        n_tokens = len(split.tokens)
+        if n_tokens < context_length + 1:
+            raise UserError(
+                f"context_length={context_length} needs {context_length + 1} tokens and the text "
+                f"has {n_tokens}: use a shorter context_length or more text"
+            )
+        if batch_size % world:
+            raise UserError(f"train.batch_size={batch_size}: must divide by {world} processes")
+        self.split = split
+        self.context_length = context_length
+        self.batch_size = batch_size
+        self.seed = seed
+        self.document_mask = document_mask
+        self.rows = range(rank * batch_size // world, (rank + 1) * batch_size // world)
+
+    def batch(self, step: int) -> Batch:
+        """This process's rows of the global batch of a step."""
+        tokens, offsets = self.split.tokens, self.split.offsets
+        starts = np.array([self._start(step * self.batch_size + row) for row in self.rows])
+        at = (starts[:, None] + np.arange(self.context_length + 1)) % len(tokens)  # (B, T + 1)
+        window = torch.from_numpy(tokens[at].astype(np.int64))
+        if not self.document_mask:
+            return Batch(window, None)
+        begins = np.isin(at[:, :-1], offsets[:-1])  # (B, T), also where the ring closes
+        begins[:, 0] = False
+        return Batch(window, torch.from_numpy(np.cumsum(begins, axis=1)))
+
+    def _start(self, sample: int) -> int:
+        n_tokens = len(self.split.tokens)
+        epoch, index = divmod(sample, n_tokens // self.context_length)
+        return int(epoch_starts(self.seed, epoch, n_tokens, self.context_length)[index])

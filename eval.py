@@ -1,0 +1,200 @@
+"""Measure trained runs at and beyond their context, on held-out text: python eval.py run=latest
+
+Everything is rebuilt from the run folder alone: configuration, tokenizer, weights. Each row of results is
+written as soon as it is there, and a row that is there is not computed again. Which tokens are scored is
+evaluation/protocols.py's business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from configs.check import build
+from configs.cli import command
+from configs.schema import EvalConfig, TrainConfig
+from errors import UserError
+
+if TYPE_CHECKING:
+    from data.prepare import TokenSplit
+    from evaluation.protocols import Plan
+    from model.transformer import Transformer
+    from training.precision import Precision
+
+
+def evaluate(config: EvalConfig, given: list[str]) -> None:
+    from training import run
+
+    for folder in run.locate_all(config.run):
+        evaluate_run(folder, run.load_config(folder), config, given)
+
+
+def evaluate_run(folder: Path, trained: TrainConfig, config: EvalConfig, given: list[str]) -> None:
+    from data.corpora import CORPORA
+    from data.prepare import prepare_split
+    from data.tokenizer import Tokenizer
+    from evaluation import results
+    from training import checkpoint, run
+    from training.precision import Precision, choose_device
+    from training.rescale import evaluated_position, label
+    from training.tracker import TRACKERS
+
+    # Everything that a setting can get wrong, before any work
+    device = choose_device(config.device)
+    precision = Precision.choose(config.precision, device)
+    position = evaluated_position(trained, config.position, given)
+    tracker = build("tracker", TRACKERS, config.tracker or trained.tracker)
+    path = checkpoint.find(folder, config.checkpoint)
+
+    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    model = run.build_model(dataclasses.replace(trained, position=position), tokenizer.vocab_size)
+    checkpoint.load_weights(model, path)
+    model = model.to(device).eval()
+    split = prepare_split(build("data", CORPORA, trained.data), config.split, tokenizer)
+    header = {
+        "label": label(trained.position, position, given),
+        "position": position["name"],
+        "position_settings": position,
+        "trained_position": trained.position["name"],
+        "trained_context": trained.context_length,
+        "checkpoint_step": checkpoint.step_of(path),
+        "seed": trained.seed,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "data": trained.data["name"],
+        "split": config.split,
+        "precision": precision.name,
+        "data_hash": split.hash,
+        "tokenizer_hash": tokenizer.hash,
+        **results.environment(),
+    }
+    file = folder / "eval" / f"{header['label']}.json"
+    plans = make_plans(config, trained.context_length, split)
+    measure(file, header, plans, model, split, config.eval.tokens_per_batch, precision)
+
+    rows = results.rows_of(results.load(file).rows, plans)
+    with tracker:
+        tracker.start(
+            folder=folder,
+            name=f"{folder.parent.name}/{folder.name} eval {header['label']}",
+            group=run.group_name(folder),
+            job_type="eval",
+            config={**dataclasses.asdict(trained), "evaluation": header},
+            run_id=None,
+        )
+        tracker.log_evaluation(rows)
+    show_rows(rows, trained.context_length)
+    for line in tracker.notes:
+        print(line)
+    print(f"done: {file}\nnext: python compare.py 'runs=[outputs/*/*]'")
+
+
+def make_plans(config: EvalConfig, trained_context: int, split: TokenSplit) -> list[Plan]:
+    """Every protocol at every length, shortest first."""
+    from evaluation.protocols import plan
+    from evaluation.scoring import document_lengths
+
+    settings = config.eval
+    lengths = config.lengths or [round(m * trained_context) for m in settings.multiples]
+    lengths = sorted(set(lengths))
+    for key, value in (
+        ("lengths", min(lengths)),
+        ("eval.tokens_per_batch", settings.tokens_per_batch),
+    ):
+        if value < 1:
+            raise UserError(f"{key}: {value} must be at least 1")
+    if config.window is not None and config.window < 1:
+        raise UserError(f"window={config.window} must be at least 1")
+    plans = [
+        plan(
+            protocol,
+            document_lengths(split),
+            length,
+            longest=lengths[-1],
+            targets=settings.targets,
+            block=settings.block,
+            stride=settings.stride or max(1, length // 2),
+        )
+        for protocol in dict.fromkeys(config.protocols)
+        for length in lengths
+    ]
+    return [dataclasses.replace(p, window=config.window) for p in plans]
+
+
+def measure(
+    file: Path,
+    header: dict[str, Any],
+    plans: list[Plan],
+    model: Transformer,
+    split: TokenSplit,
+    tokens_per_batch: int,
+    precision: Precision,
+) -> None:
+    """Score the plans that `file` does not hold yet, and write each as soon as it is scored."""
+    from evaluation import results
+    from evaluation.scoring import score
+    from training.progress import show
+
+    missing = results.missing(file, header, plans)
+    limit = model.max_length
+    supported = [p for p in missing if limit is None or p.context_length <= limit]
+    total = sum(p.input_tokens for p in supported)
+    print(
+        f"{file}: {len(plans)} measurements, {len(plans) - len(missing)} there already, "
+        f"{total:,} tokens to read"
+    )
+    done = 0
+    with show("tokens", total) as progress:
+        for plan in missing:
+
+            def nats(inputs, targets, window=plan.window):
+                with precision.autocast():
+                    return model(inputs, targets, window=window)
+
+            def tick(read, text=f"{plan.protocol} at {plan.context_length:,}", before=done):
+                progress.update(before + read, text)
+
+            scores = None
+            if plan in supported:
+                scores = score(
+                    nats,
+                    split,
+                    plan,
+                    tokens_per_batch=tokens_per_batch,
+                    device=precision.device,
+                    progress=tick,
+                )
+                done += plan.input_tokens
+            results.save(file.parent, header, results.make_rows(plan, scores))
+
+
+def show_rows(rows: list[dict[str, Any]], trained_context: int) -> None:
+    """The rows on the terminal, a table for each protocol."""
+    from rich.console import Console
+    from rich.table import Table
+
+    for protocol in dict.fromkeys(row["protocol"] for row in rows):
+        table = Table(title=f"{protocol}, trained at {trained_context:,} tokens")
+        for name in ("context", "perplexity", "loss", "95 % interval", "bits/byte", "tokens"):
+            table.add_column(name, justify="right")
+        for row in rows:
+            if row["protocol"] == protocol:
+                table.add_row(*cells(row))
+        Console().print(table)
+    print("The intervals are about this checkpoint on this text, not about its position scheme.")
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    where = [f"{row['context_length']:,}", row["bin"], row["window"] and f"window {row['window']}"]
+    place = " ".join(part for part in where if part)
+    if not row["supported"]:
+        return [place, "unsupported"]
+    forms = {"ppl": "{:.2f}", "loss": "{:.4f}", "ci95": "{0[0]:.4f} to {0[1]:.4f}", "bpb": "{:.4f}"}
+    numbers = [f.format(row[k]) if row[k] is not None else "–" for k, f in forms.items()]
+    return [place, *numbers, f"{row['tokens_scored']:,}"]
+
+
+main = command("eval", EvalConfig, evaluate)
+
+if __name__ == "__main__":
+    main()

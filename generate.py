@@ -1,0 +1,105 @@
+"""Let a trained run write: python generate.py run=latest prompt="To be"
+
+Decoding keeps keys and values of all tokens so far (model/cache.py), so that a new token costs one pass over
+the cache; text may grow past the trained context wherever the position scheme is defined.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from configs.cli import command
+from configs.schema import GenerateConfig
+from errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from model.transformer import Transformer
+
+
+def generate(config: GenerateConfig, given: list[str]) -> None:
+    import torch
+
+    from data.tokenizer import Tokenizer
+    from training import checkpoint, run
+    from training.precision import Precision, choose_device
+    from training.rescale import evaluated_position
+
+    check(config)
+    folder = run.locate(config.run)
+    trained = run.load_config(folder)
+    device = choose_device(config.device)
+    precision = Precision.choose(config.precision, device)
+    position = evaluated_position(trained, config.position, given)
+    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    model = run.build_model(dataclasses.replace(trained, position=position), tokenizer.vocab_size)
+    checkpoint.load_weights(model, checkpoint.find(folder, config.checkpoint))
+    model = model.to(device).eval()
+
+    prompt = tokenizer.encode(config.prompt) or [tokenizer.eos]  # a document starts after an end
+    limit = model.max_length
+    if limit is not None and len(prompt) + config.tokens > limit + 1:
+        raise UserError(
+            f"tokens={config.tokens}: {position['name']} positions end at {limit}, and the prompt takes {len(prompt)}: "
+            f"tokens={max(0, limit + 1 - len(prompt))} is the most"
+        )
+    with torch.inference_mode(), precision.autocast():
+        ids = decode(
+            model,
+            torch.tensor([prompt], device=device),
+            tokens=config.tokens,
+            temperature=config.temperature,
+            top_k=config.top_k,
+            eos=tokenizer.eos,
+            generator=torch.Generator().manual_seed(config.seed),
+        )
+    print(config.prompt + tokenizer.decode([i for i in ids if i != tokenizer.eos]))
+
+
+def check(config: GenerateConfig) -> None:
+    if config.tokens < 0:
+        raise UserError(f"tokens={config.tokens} must be 0 or more")
+    if config.temperature < 0:
+        raise UserError(f"temperature={config.temperature} must be 0 or more")
+    if config.top_k is not None and config.top_k < 1:
+        raise UserError(f"top_k={config.top_k} must be at least 1, or null")
+
+
+def decode(
+    model: Transformer,
+    prompt: Tensor,
+    *,
+    tokens: int,
+    temperature: float,
+    top_k: int | None,
+    eos: int,
+    generator: torch.Generator,
+) -> list[int]:
+    """Up to `tokens` new ids after prompt (1, T), the last of them eos if the document ends there."""
+    from model.cache import Cache
+
+    cache, text, new = Cache.empty(model.config.n_layers), prompt, []
+    while len(new) < tokens:
+        logits = model.head(model.features(text, cache=cache)[0, -1]).float().cpu()  # (V,)
+        new.append(pick(logits, temperature, top_k, generator))
+        if new[-1] == eos:
+            break
+        text = prompt.new_tensor([[new[-1]]])
+    return new
+
+
+def pick(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> int:
+    """One id from logits (V,): the likeliest at temperature 0, else drawn from the top_k likeliest."""
+    if temperature == 0:
+        return int(logits.argmax())
+    values, ids = logits.topk(min(top_k or len(logits), len(logits)))
+    return int(ids[(values / temperature).softmax(-1).multinomial(1, generator=generator)])
+
+
+main = command("generate", GenerateConfig, generate)
+
+if __name__ == "__main__":
+    main()

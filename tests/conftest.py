@@ -1,0 +1,78 @@
+"""Shared by all tests: the commands called in process, a small corpus, and one short run of each scheme that
+asks for it."""
+
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+SMALL = ["experiment=smoke", "tracker=none", "device=cpu", "data=files", "tokenizer.vocab_size=300"]
+SCHEMES = sorted(path.stem for path in (ROOT / "configs/position").glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tiny tensors: two threads only wait for each other."""
+    torch.set_num_threads(1)
+
+
+def command(name: str, *arguments: str) -> int:
+    """`python <name>.py <arguments>` in this process; the exit code."""
+    module = __import__(name)
+    before = sys.argv
+    sys.argv = [f"{name}.py", *arguments]
+    try:
+        module.main()
+    except SystemExit as stop:
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+            return 1
+        return stop.code or 0
+    finally:
+        sys.argv = before
+    return 0
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory) -> list[str]:
+    """Overrides that point data=files at three small texts with some structure to learn."""
+    folder = tmp_path_factory.mktemp("corpus")
+    rng = random.Random(0)
+    words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 7))) for _ in range(60)]
+    for split, documents in (("train", 6), ("validation", 2), ("test", 3)):
+        for d in range(documents):
+            lines, word = [], rng.choice(words)
+            for _ in range(120):
+                line = []
+                for _ in range(8):
+                    line.append(word)
+                    near = words.index(word) + rng.randint(1, 5)  # a word predicts the next one
+                    word = words[near % len(words)]
+                lines.append(" ".join(line))
+            (folder / f"{split}{d}.txt").write_text("\n".join(lines))
+    paths = {s: f"data.{s}=[{folder}/{s}*.txt]" for s in ("train", "validation", "test")}
+    return [*paths.values(), f"data.cache_dir={folder}/cache"]
+
+
+@pytest.fixture(scope="session")
+def smoke(tmp_path_factory, corpus) -> Callable[..., Path]:
+    """smoke("rope", *overrides): the folder of a short run, trained once a session and only ever read."""
+    made: dict[tuple[str, ...], Path] = {}
+
+    def run(position: str, *overrides: str) -> Path:
+        key = (position, *overrides)
+        if key not in made:
+            folder = tmp_path_factory.mktemp("runs")
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(folder)
+                name = f"hydra.run.dir={folder}/outputs/{position}/run"
+                arguments = [f"position={position}", *SMALL, *corpus, *overrides, name]
+                assert command("train", *arguments) == 0
+            made[key] = folder / "outputs" / position / "run"
+        return made[key]
+
+    return run

@@ -1,0 +1,67 @@
+"""Writing text: the cache changes nothing, a seed repeats itself, and a scheme's end is said before any work."""
+
+import pytest
+import torch
+from conftest import command
+
+import generate
+from data.tokenizer import Tokenizer
+from training import checkpoint, run
+
+
+def write(folder, capfd, *overrides: str) -> str:
+    assert command("generate", f"run={folder}", "prompt=shin", "tokens=20", *overrides) == 0
+    return capfd.readouterr().out
+
+
+@pytest.mark.parametrize("position", ["none", "sinusoidal", "rope", "alibi"])
+def test_greedy_decoding_equals_full_passes_beyond_the_trained_context(smoke, position):
+    folder = smoke(position)
+    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    model = run.build_model(run.load_config(folder), tokenizer.vocab_size).eval()
+    checkpoint.load_weights(model, checkpoint.find(folder, "last"))
+    text = torch.tensor([tokenizer.encode("shin dare")])
+    with torch.inference_mode():
+        rule = {"tokens": 60, "temperature": 0.0, "top_k": None, "eos": -1}
+        ids = generate.decode(model, text, generator=torch.Generator(), **rule)
+        for i in ids:
+            assert int(model(text)[0, -1].argmax()) == i
+            text = torch.cat((text, torch.tensor([[i]])), dim=1)
+
+
+def test_a_seed_repeats_itself(smoke, capfd):
+    folder = smoke("rope")
+    one = write(folder, capfd, "seed=1")
+    assert one.startswith("shin") and write(folder, capfd, "seed=1") == one
+    assert write(folder, capfd, "seed=2") != one
+    assert write(folder, capfd, "seed=2", "temperature=0") == write(folder, capfd, "top_k=1")
+
+
+def test_drawing_follows_temperature_and_top_k():
+    logits = torch.tensor([0.0, 1.0, 2.0, -torch.inf])
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.tensor([generate.pick(logits, 0.5, None, generator) for _ in range(4000)])
+    shares = drawn.bincount(minlength=4) / 4000
+    torch.testing.assert_close(shares, (logits / 0.5).softmax(0), atol=0.03, rtol=0)
+    drawn = {generate.pick(logits, 1.0, 2, generator) for _ in range(200)}
+    assert drawn == {1, 2}
+
+
+def test_an_empty_prompt_starts_a_document(smoke, capfd):
+    assert command("generate", f"run={smoke('rope')}", "tokens=20", "temperature=9") == 0
+    assert len(capfd.readouterr().out) > 1
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [("temperature=-1", "temperature"), ("top_k=0", "top_k"), ("tokens=-1", "tokens=-1")],
+)
+def test_mistakes_stop_with_one_line(smoke, capfd, override, message):
+    assert command("generate", f"run={smoke('rope')}", override) == 1
+    said = capfd.readouterr().err
+    assert message in said and "Traceback" not in said
+
+
+def test_learned_positions_end_where_their_table_does(smoke, capfd):
+    assert command("generate", f"run={smoke('learned')}", "prompt=shin", "tokens=100") == 1
+    assert "learned positions end at 32" in capfd.readouterr().err

@@ -1,0 +1,272 @@
+"""Train one language model: python train.py position=rope
+
+Read top to bottom: `train` puts the pieces together, `Loop.run` is the loop, `Loop.step` one step of the
+optimizer. The loop keeps nothing that a checkpoint does not: which tokens step n sees and how fast it learns
+are pure functions of n. Heavy imports wait inside `train`, so that `--help` and a mistyped key answer at
+once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from configs.check import build
+from configs.cli import command
+from configs.schema import TrainConfig
+from errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from data.loader import Batch, Loader
+    from model.transformer import Transformer
+    from training.metrics import MetricsFile
+    from training.precision import Precision
+    from training.progress import Lines
+    from training.tracker import NoTracker
+    from training.validation import Validation
+
+
+def train(config: TrainConfig, given: list[str]) -> None:
+    import torch
+
+    from data.corpora import CORPORA
+    from data.loader import Loader
+    from data.prepare import prepare_split, prepare_tokenizer
+    from data.tokenizer import TOKENIZERS
+    from training import checkpoint, run
+    from training.metrics import MetricsFile
+    from training.optim import build_optimizer
+    from training.precision import Precision, choose_device
+    from training.progress import show
+    from training.tracker import TRACKERS
+    from training.validation import Validation
+
+    # Which run: a new one, or one that goes on in its own folder with its own configuration
+    folder, config, resumed = run.open_run(config, given, run.output_folder())
+    settings, T = config.train, config.context_length
+
+    # Everything that a setting can get wrong, before any work
+    device = choose_device(config.device)
+    precision = Precision.choose(config.precision, device)
+    tracker = build("tracker", TRACKERS, config.tracker)
+    corpus = build("data", CORPORA, config.data)
+    spec = build("tokenizer", TOKENIZERS, config.tokenizer)
+    check(config)
+    if config.init_from:
+        run.locate(config.init_from, "init_from")
+    with torch.device("meta"):
+        build_optimizer(run.build_model(config, vocab_size=257), config.optim)
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = config.tf32
+
+    # Data
+    tokenizer = prepare_tokenizer(corpus, spec)
+    text, held_out = (prepare_split(corpus, s, tokenizer) for s in ("train", "validation"))
+    mask, batch_size = corpus.document_mask, settings.batch_size
+    loader = Loader(
+        text, context_length=T, batch_size=batch_size, seed=config.seed, document_mask=mask
+    )
+    validation = Validation(
+        held_out,
+        context_length=T,
+        batch_size=batch_size,
+        tokens=settings.eval_tokens,
+        document_mask=mask,
+        device=device,
+    )
+
+    # Model
+    model = run.build_model(config, tokenizer.vocab_size)
+    model.reset(config.seed)
+    if config.init_from and not resumed:
+        run.start_from(config.init_from, model)
+    model = model.to(device)
+    optimizer, scaler = build_optimizer(model, config.optim), precision.scaler()
+    state = State()
+    if resumed:
+        path = checkpoint.find(folder, "last")
+        saved = checkpoint.load_state(path)
+        checkpoint.load_weights(model, path)
+        optimizer.load_state_dict(saved.pop("optimizer"))
+        scaler.load_state_dict(saved.pop("scaler"))
+        state = State(**saved)
+    else:
+        run.create(folder, config, tokenizer)
+
+    # Go
+    said = [
+        f"{folder}: {config.position['name']}, {sum(p.numel() for p in model.parameters()):,} parameters "
+        f"({sum(p.numel() for p in model.schemes.parameters()):,} of them positions), {device}, {precision.name}",
+        f"{len(text.tokens):,} training tokens, {settings.steps:,} steps of {batch_size * T:,}",
+    ]
+    with (
+        tracker,
+        MetricsFile(folder / "metrics.jsonl") as metrics,
+        show("step", settings.steps, state.step) as progress,
+    ):
+        tracker.start(
+            folder=folder,
+            name=f"{folder.parent.name}/{folder.name}",
+            group=run.group_name(folder),
+            job_type="train",
+            config=dataclasses.asdict(config),
+            run_id=state.tracker_id,
+        )
+        state.tracker_id = tracker.run_id
+        for line in [*said, *tracker.notes]:
+            progress.say(line)
+        compiled = torch.compile(model) if config.compile else model
+        Loop(
+            config, folder, model, compiled, optimizer, scaler, precision, loader, validation,
+            metrics, tracker, progress, state,
+        ).run()  # fmt: skip
+    print(f"done: {folder}\nnext: python eval.py run={folder}", flush=True)
+
+
+def check(config: TrainConfig) -> None:
+    """UserError for a number that the loop cannot work with."""
+    settings = config.train
+    for key in ("steps", "batch_size", "accumulate", "log_every", "eval_tokens", "keep"):
+        if getattr(settings, key) < 1:
+            raise UserError(f"train.{key}={getattr(settings, key)} must be at least 1")
+    for key in ("eval_every", "save_every"):
+        if getattr(settings, key) < 0:
+            raise UserError(f"train.{key}={getattr(settings, key)} must be 0 (never) or more")
+    if settings.batch_size % settings.accumulate:
+        raise UserError(
+            f"train.accumulate={settings.accumulate} must divide train.batch_size={settings.batch_size}"
+        )
+
+
+@dataclass
+class State:
+    """What changes as a run goes on, besides weights and the optimizer's own state."""
+
+    step: int = 0  # steps taken
+    seconds: float = 0.0  # spent on them, validation and checkpoints included
+    best: float = math.inf  # lowest val/loss so far
+    tracker_id: str | None = None
+
+
+@dataclass
+class Loop:
+    config: TrainConfig
+    folder: Path
+    model: Transformer
+    compiled: Callable[..., torch.Tensor]  # the same model, perhaps compiled
+    optimizer: torch.optim.AdamW
+    scaler: torch.amp.GradScaler
+    precision: Precision
+    loader: Loader
+    validation: Validation
+    metrics: MetricsFile
+    tracker: NoTracker
+    progress: Lines
+    state: State
+
+    def run(self) -> None:
+        settings, state = self.config.train, self.state
+        began = time.monotonic() - state.seconds
+        losses, since = [], time.monotonic()  # since the last logged step
+        while state.step < settings.steps:
+            batch = self.loader.batch(state.step)
+            loss, norm, lr = self.step(batch)
+            losses.append(loss)
+            state.step += 1
+            last = state.step == settings.steps
+            numbers: dict[str, float] = {}
+            if state.step % settings.log_every == 0 or last:
+                numbers |= self.training_numbers(losses, norm, lr, time.monotonic() - since)
+                losses = []
+            if last or (settings.eval_every and state.step % settings.eval_every == 0):
+                numbers |= self.validation.measure(self.model, self.precision)
+            state.seconds = time.monotonic() - began
+            if numbers:
+                self.log(numbers, batch)
+            best = numbers.get("val/loss", math.inf) < state.best
+            state.best = min(state.best, numbers.get("val/loss", math.inf))
+            if best or last or (settings.save_every and state.step % settings.save_every == 0):
+                self.save(best)
+            if not losses:
+                since = time.monotonic()
+
+    def step(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """One step of the optimizer: mean loss (nats per token), norm of the gradient, learning rate."""
+        from torch.nn.utils import clip_grad_norm_
+
+        from training.optim import learning_rate
+
+        optim, settings = self.config.optim, self.config.train
+        lr = learning_rate(self.state.step, settings.steps, optim)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        n, device, losses = settings.accumulate, self.precision.device, []
+        parts = batch.tokens.to(device, non_blocking=True).chunk(n)
+        masks = [None] * n if batch.segments is None else batch.segments.to(device).chunk(n)
+        for tokens, segments in zip(parts, masks, strict=True):
+            with self.precision.autocast():
+                nats = self.compiled(tokens[:, :-1], tokens[:, 1:], segments=segments)
+                loss = (
+                    nats.mean() / n
+                )  # parts are equal in size: their sum is the mean over all tokens
+            self.scaler.scale(loss).backward()
+            losses.append(loss.detach())
+        self.scaler.unscale_(self.optimizer)
+        norm = clip_grad_norm_(self.model.parameters(), optim.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        return sum(losses[1:], losses[0]), norm, lr
+
+    def training_numbers(
+        self, losses: list[torch.Tensor], norm: torch.Tensor, lr: float, seconds: float
+    ) -> dict[str, float]:
+        tokens = len(losses) * self.config.train.batch_size * self.config.context_length
+        return {
+            "train/loss": sum(loss.item() for loss in losses) / len(losses),
+            "train/grad_norm": norm.item(),
+            "train/lr": lr,
+            "train/tokens_per_second": tokens / seconds,
+        }
+
+    def log(self, numbers: dict[str, float], batch: Batch) -> None:
+        from data.loader import batch_hash
+
+        step, seconds = self.state.step, self.state.seconds
+        tokens = step * self.config.train.batch_size * self.config.context_length
+        self.metrics.log(
+            numbers, step=step, tokens=tokens, seconds=seconds, batch=batch_hash(batch)
+        )
+        self.tracker.log(numbers, step=step, tokens=tokens)
+        names = {
+            "train/loss": "loss {:.3f}",
+            "train/tokens_per_second": "{:,.0f} tokens/s",
+            "val/loss": "validation {:.3f}",
+        }
+        self.progress.update(
+            step, "  ".join(form.format(numbers[k]) for k, form in names.items() if k in numbers)
+        )
+
+    def save(self, best: bool) -> None:
+        from training import checkpoint
+
+        state: dict[str, Any] = {
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            **dataclasses.asdict(self.state),
+        }
+        checkpoint.save(self.folder, self.state.step, self.model, state, best=best)
+        checkpoint.prune(self.folder, self.config.train.keep)
+
+
+main = command("train", TrainConfig, train)
+
+if __name__ == "__main__":
+    main()

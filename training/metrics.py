@@ -1,0 +1,92 @@
+"""metrics.jsonl: every number of a training run, one strict-JSON object a line, tracker or not.
+
+A line has `attempt` (0, then +1 a resume), `step`, `tokens`, `seconds`, perhaps `batch` (a hash of
+what the step read) and any of the `train/*` and `val/*` metrics. Unusual: the file is only ever
+appended to. A run that resumes from an older checkpoint repeats some steps; the reader keeps the
+newest attempt, so that nothing is lost and nothing is edited.
+"""
+
+import json
+import math
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+Record = dict[str, Any]
+
+
+class MetricsFile:
+    """Appends to `path`; a line is on disk when `log` returns. Opening again: next attempt."""
+
+    def __init__(self, path: Path) -> None:
+        self.attempt = 1 + max((record["attempt"] for _, record in _records(path)), default=-1)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+        self._file = path.open("a", encoding="utf-8")
+        if torn:  # a killed run left half a line: keep it from swallowing our first one
+            self._file.write("\n")
+
+    def log(
+        self,
+        metrics: dict[str, float],
+        *,
+        step: int,
+        tokens: int,
+        seconds: float,
+        batch: str | None = None,
+    ) -> None:
+        """`tokens` and `seconds` since training began; what is not finite is written as null."""
+        record = {"attempt": self.attempt, "step": step, "tokens": tokens, "seconds": seconds}
+        record |= {} if batch is None else {"batch": batch}
+        record |= {key: _plain(value) for key, value in metrics.items()}
+        self._file.write(json.dumps(record, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_metrics(path: Path) -> list[Record]:
+    """One record a step, by step; of each value the one from the newest attempt. [] without a file.
+
+    A damaged line is left out, with a warning that names it.
+    """
+    merged: dict[int, Record] = {}
+    records = sorted(_records(path, warn=True), key=lambda item: (item[1]["attempt"], item[0]))
+    for _, record in records:
+        merged[record["step"]] = merged.get(record["step"], {}) | record
+    return [merged[step] for step in sorted(merged)]
+
+
+def _records(path: Path, warn: bool = False) -> Iterator[tuple[int, Record]]:
+    """(line number, record) of each sound line."""
+    if not path.exists():
+        return
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            record = json.loads(line, parse_constant=_refuse)
+            if not all(isinstance(record[key], int) for key in ("attempt", "step")):
+                raise ValueError("no attempt, or no step")
+        except (ValueError, TypeError, KeyError):
+            if warn and line.strip():
+                warnings.warn(f"{path}, line {number}: damaged, left out", stacklevel=3)
+            continue
+        yield number, record
+
+
+def _plain(value: float) -> float | int | None:
+    if isinstance(value, int):
+        return value
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
