@@ -120,6 +120,7 @@ def train(config: TrainConfig, given: list[str]) -> None:
             run_id=state.tracker_id,
         )
         state.tracker_id = tracker.run_id
+        told = len(tracker.notes)
         for line in [*said, *tracker.notes]:
             progress.say(line)
         compiled = torch.compile(model) if config.compile else model
@@ -127,6 +128,8 @@ def train(config: TrainConfig, given: list[str]) -> None:
             config, folder, model, compiled, optimizer, scaler, precision, loader, validation,
             metrics, tracker, progress, state,
         ).run()  # fmt: skip
+    for line in tracker.notes[told:]:
+        print(line)
     print(f"done: {folder}\nnext: python eval.py run={folder}", flush=True)
 
 

@@ -7,6 +7,7 @@ exclusive, so that two commands started in the same second never share one.
 import dataclasses
 import re
 from contextlib import suppress
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def locate_all(runs: Any) -> list[Path]:
     found = []
     for run in [runs] if isinstance(runs, str) else runs:
         if any(c in run for c in "*?["):
-            matches = [p for p in sorted(Path().glob(run)) if (p / "config.yaml").exists()]
+            matches = [p for p in map(Path, sorted(glob(run))) if (p / "config.yaml").exists()]
             if not matches:
                 raise UserError(f"run={run} matches no run folder")
             found += matches

@@ -1,19 +1,17 @@
-"""The tracker against the real wandb (offline, and online with a local stub), metrics.jsonl."""
+"""The tracker against the real wandb: offline, and online against a small server of our own."""
 
-import gzip
 import json
 import subprocess
 import sys
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import ClassVar
 
 import pytest
 
 from errors import UserError
-from training.metrics import MetricsFile, read_metrics
+from tests.training.wandb_server import Server
 from training.tracker import TRACKERS, NoTracker, WandbTracker, evaluation_points
 
 SETTINGS = {
@@ -145,60 +143,6 @@ def test_unreachable_server_turns_the_run_offline(clean_wandb, tmp_path, monkeyp
     assert of(records, "run")[0]["config"]["update"]["position"] == {"name": "rope"}
 
 
-class Server(BaseHTTPRequestHandler):
-    """As little of a wandb server as an online run needs; `resumed` has a history up to step 50."""
-
-    history: ClassVar[list[dict]] = []
-    ENTITY: ClassVar[dict] = {"id": "e", "name": "me"}
-    BUCKET: ClassVar[dict] = {
-        "name": "resumed",
-        "historyLineCount": 2,
-        "eventsLineCount": 0,
-        "logLineCount": 0,
-        "historyTail": json.dumps([json.dumps({"_step": 50, "train/loss": 2.0})]),
-        "eventsTail": "[]",
-        "summaryMetrics": "{}",
-        "config": "{}",
-        "wandbConfig": json.dumps({"t": 1}),  # what says that the run had begun
-    }
-
-    def do_POST(self) -> None:
-        raw = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.headers.get("Content-Encoding") == "gzip":
-            raw = gzip.decompress(raw)
-        answer = self.answer(json.loads(raw)) if self.path.endswith(("graphql", "stream")) else {}
-        body = json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_PUT = do_POST
-
-    def answer(self, asked: dict) -> dict:
-        if "query" not in asked:
-            lines = asked.get("files", {}).get("wandb-history.jsonl", {}).get("content", [])
-            self.history += [json.loads(line) for line in lines]
-            return {}
-        name, given = asked["query"].split("(")[0].split()[-1], asked.get("variables", {})
-        project = {"id": "p", "name": given.get("project"), "entity": self.ENTITY}
-        bucket = {"id": "x", "name": given.get("name"), "project": project, "config": "{}"}
-        data = {
-            "UpsertBucket": {"upsertBucket": {"bucket": bucket, "inserted": True}},
-            "RunResumeStatus": {
-                "model": {
-                    **project,
-                    "bucket": self.BUCKET if given.get("name") == "resumed" else None,
-                }
-            },
-            "CreateRunFiles": {"createRunFiles": {"runID": "x", "uploadHeaders": [], "files": []}},
-        }
-        return {"data": data.get(name, {})}
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
 def online(clean_wandb, monkeypatch):
     """A login and a server on this machine; yields the history that arrives there."""
@@ -308,57 +252,3 @@ def test_wandb_is_imported_only_when_a_run_starts():
     code = "import sys, training.tracker as t; t.TRACKERS['none'](); print('wandb' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
-
-
-def test_metrics_file_is_strict_json_and_counts_attempts(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    for expected in (0, 1):
-        with MetricsFile(path) as metrics:
-            assert metrics.attempt == expected
-            metrics.log(
-                {"train/loss": float("nan"), "val/ppl": float("inf"), "train/lr": 0.1},
-                step=1 + expected,
-                tokens=64,
-                seconds=0.5,
-                batch="0123",
-            )
-            lines = path.read_text().splitlines()  # written at once, before closing
-    records = [json.loads(line, parse_constant=pytest.fail) for line in lines]
-    assert records[1] == {
-        "attempt": 1,
-        "step": 2,
-        "tokens": 64,
-        "seconds": 0.5,
-        "batch": "0123",
-        "train/loss": None,
-        "val/ppl": None,
-        "train/lr": 0.1,
-    }
-
-
-def test_resume_below_the_last_step_keeps_every_step_and_the_newest_value(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    for steps, loss in ((range(1, 51), 2.0), (range(41, 61), 1.0)):
-        with MetricsFile(path) as metrics:
-            for step in steps:
-                metrics.log({"train/loss": loss}, step=step, tokens=step, seconds=0.0)
-                if loss == 2.0 and step == 50:
-                    metrics.log({"val/loss": 7.0}, step=step, tokens=step, seconds=0.0)
-    records = read_metrics(path)
-    assert [record["step"] for record in records] == list(range(1, 61))
-    assert [record["train/loss"] for record in records] == [2.0] * 40 + [1.0] * 20
-    assert records[49]["val/loss"] == 7.0 and records[49]["attempt"] == 1
-
-
-def test_a_torn_line_costs_only_itself(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"attempt": 0, "step": 1, "tokens": 1}\n{"attempt": 0, "step": 2, "tok')
-    with MetricsFile(path) as metrics:
-        metrics.log({"train/loss": 1.0}, step=2, tokens=2, seconds=0.0)
-    with pytest.warns(UserWarning, match=r"metrics\.jsonl, line 2: damaged"):
-        records = read_metrics(path)
-    assert [(record["step"], record["attempt"]) for record in records] == [(1, 0), (2, 1)]
-
-
-def test_no_metrics_file_means_no_records(tmp_path):
-    assert read_metrics(tmp_path / "metrics.jsonl") == []

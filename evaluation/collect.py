@@ -1,0 +1,217 @@
+"""From run folders to groups of comparable runs, and to what makes them not comparable.
+
+A group is what one curve of the report shows: the runs of one label whose configurations differ in
+nothing but the seed. What is unusual: two runs are never averaged because they share a name, so a
+`rope` trained at 128 tokens and one trained at 256 are two groups, named by the key they differ in;
+and whatever speaks against putting two groups side by side is collected here in plain sentences.
+"""
+
+import glob
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from errors import UserError
+from evaluation.protocols import Scores
+from evaluation.results import Results, Row, load
+
+Record = dict[str, Any]
+# What may differ between two runs of one group: nothing here changes what a number means.
+FREE = re.compile(
+    r"seed|resume|device|compile|tracker\..*|data\.cache_dir|train\.(log|save)_every|train\.keep"
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One result file of one run folder, with the run's configuration and training curve."""
+
+    folder: Path
+    config: dict[str, Any]  # dotted key -> value
+    curve: list[Record]  # of metrics.jsonl, by step
+    results: Results
+
+    @property
+    def header(self) -> dict[str, Any]:
+        return self.results.header
+
+    @property
+    def tokens_trained(self) -> int | None:
+        """Tokens that the evaluated checkpoint had seen."""
+        step = self.header["checkpoint_step"]
+        for record in self.curve:
+            if record["step"] == step:
+                return record["tokens"]
+        sizes = [self.config.get(key) for key in ("train.batch_size", "context_length")]
+        return None if None in sizes else step * sizes[0] * sizes[1]
+
+    @cached_property
+    def entries(self) -> list[tuple[Row, Scores]]:
+        return list(zip(self.results.rows, self.results.scores, strict=True))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in the seed alone, by seed; `name` is unique in a report."""
+
+    name: str
+    runs: dict[int, Run]
+
+    @property
+    def any(self) -> Run:
+        return next(iter(self.runs.values()))
+
+    @property
+    def trained_context(self) -> int:
+        return self.any.header["trained_context"]
+
+
+def find_folders(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Folders with results, and remarks on those without. UserError where a name leads nowhere.
+
+    A glob keeps folders with a config.yaml alone and passes over runs without results with a
+    remark; a plain path must be a run that was evaluated.
+    """
+    found: dict[Path, None] = {}
+    waiting: list[Path] = []
+    for pattern in patterns:
+        plain = Path(pattern).is_dir() or not glob.has_magic(pattern)
+        matches = (
+            [Path(pattern)] if plain else map(Path, sorted(glob.glob(pattern, recursive=True)))
+        )
+        runs = [folder for folder in matches if (folder / "config.yaml").is_file()]
+        if not runs:
+            what = "is no run folder (no config.yaml)" if plain else "matches no run folder"
+            raise UserError(f"runs: {pattern} {what}; train one: python train.py position=rope")
+        without = [folder for folder in runs if not any(folder.glob("eval/*.json"))]
+        if without and plain:
+            raise UserError(f"runs: {_unevaluated(without[0])}")
+        waiting += without
+        found |= dict.fromkeys(folder for folder in runs if folder not in without)
+    if not found:
+        raise UserError(f"runs: {_unevaluated(waiting[0])}" if waiting else "runs: name some runs")
+    return list(found), [f"Left out: {_unevaluated(folder)}" for folder in dict.fromkeys(waiting)]
+
+
+def _unevaluated(folder: Path) -> str:
+    path = str(folder)
+    if not re.fullmatch(r"[\w./-]+", path, re.ASCII):  # Hydra's grammar wants quotes for the rest
+        return f"""{path} has no results yet; type: python eval.py 'run="{path}"'"""
+    return f"{path} has no results yet; type: python eval.py run={path}"
+
+
+def read_runs(folders: Sequence[Path], curve: Callable[[Path], list[Record]]) -> list[Run]:
+    """Every result file of every folder; `curve` reads a folder's metrics.jsonl."""
+    from omegaconf import OmegaConf
+
+    runs = []
+    for folder in folders:
+        try:
+            config = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"), resolve=True)
+        except Exception as error:  # whatever a YAML file can be wrong in
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{folder / 'config.yaml'} cannot be read: {reason}") from None
+        records = curve(folder)
+        for path in sorted((folder / "eval").glob("*.json")):
+            runs.append(Run(folder, flat(config), records, load(path)))
+    return runs
+
+
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """{"model": {"d_model": 4}} -> {"model.d_model": 4}."""
+    if not isinstance(tree, dict) or not tree:
+        return {prefix[:-1]: tree}
+    return {
+        key: v for name, part in tree.items() for key, v in flat(part, f"{prefix}{name}.").items()
+    }
+
+
+def make_groups(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
+    """Groups in the order in which they first appear, and remarks on runs that were left out."""
+    keyed: dict[str, dict[int, Run]] = {}
+    remarks = []
+    for run in runs:
+        fixed = {key: value for key, value in run.config.items() if not FREE.fullmatch(key)}
+        identity = [run.header["label"], run.header["position_settings"], fixed]
+        seeds = keyed.setdefault(json.dumps(identity, sort_keys=True, default=str), {})
+        older = seeds.pop(run.header["seed"], None)
+        if older is not None:
+            older, run = sorted((older, run), key=lambda r: r.folder.name)
+            remarks.append(
+                f"Left out: {older.folder} repeats seed {run.header['seed']} of {run.folder}, "
+                "and a repetition is no further seed"
+            )
+        seeds[run.header["seed"]] = run
+    members = [dict(sorted(seeds.items())) for seeds in keyed.values()]
+    return [Group(n, m) for n, m in zip(_names(members), members, strict=True)], remarks
+
+
+def _names(members: list[dict[int, Run]]) -> list[str]:
+    """The label; of groups with one label, also the keys in which they differ."""
+    firsts = [next(iter(seeds.values())) for seeds in members]
+    names = []
+    for run in firsts:
+        same = [other for other in firsts if other.header["label"] == run.header["label"]]
+        keys = [key for key in differing([r.config for r in same]) if not FREE.fullmatch(key)]
+        extra = ", ".join(f"{key}={run.config.get(key)}" for key in keys)
+        names.append(run.header["label"] + (f" ({extra})" if extra else ""))
+    return [f"{n} #{names[:i].count(n) + 1}" if n in names[:i] else n for i, n in enumerate(names)]
+
+
+def differing(configs: Sequence[dict[str, Any]]) -> list[str]:
+    """The keys whose values are not the same in all of the configurations."""
+    keys = dict.fromkeys(key for config in configs for key in config)
+    return [k for k in keys if any(c.get(k) != configs[0].get(k) for c in configs)]
+
+
+def obstacles(groups: Sequence[Group]) -> list[str]:
+    """Why these groups must not be compared, a sentence each; empty where nothing speaks against it."""
+    read = {
+        "were scored on different text": lambda run: run.header["data_hash"],
+        "use different tokenizers, so a token is not the same thing (bits per byte still compare)": (
+            lambda run: run.header["tokenizer_hash"]
+        ),
+        "were trained at different context lengths": lambda run: run.header["trained_context"],
+        "were trained on different numbers of tokens": lambda run: run.tokens_trained,
+        "were evaluated in different precision": lambda run: run.header["precision"],
+    }
+    found = []
+    for what, value_of in read.items():
+        names: dict[Any, dict[str, None]] = {}
+        for group in groups:
+            for run in group.runs.values():
+                names.setdefault(value_of(run), {})[group.name] = None
+        if len(names) > 1:
+            found.append(f"These runs {what}: {_listed(names)}.")
+    return found + _different_targets(groups)
+
+
+def _listed(names: dict[Any, dict[str, None]]) -> str:
+    return "; ".join(f"{_shown(value)} ({', '.join(who)})" for value, who in names.items())
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "unknown" if value is None else str(value)[:12]
+
+
+def _different_targets(groups: Sequence[Group]) -> list[str]:
+    sets: dict[tuple, dict[str, dict[str, None]]] = {}
+    for group in groups:
+        for run in group.runs.values():
+            for row in run.results.rows:
+                # same_tokens promises more: one set of targets at every length
+                length = None if row["protocol"] == "same_tokens" else row["context_length"]
+                names = sets.setdefault((row["protocol"], row["bin"], length), {})
+                names.setdefault(row["target_set"], {})[group.name] = None
+    wrong = dict.fromkeys(place[0] for place, names in sets.items() if len(names) > 1)
+    return [
+        f"These runs did not score the same tokens under {protocol}: evaluate them again with equal "
+        "lengths, eval.targets and eval.block."
+        for protocol in wrong
+    ]

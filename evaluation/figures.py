@@ -1,0 +1,240 @@
+"""The figures of a report, as SVG text: perplexity, context gain, loss by position, training.
+
+What is unusual: the same results give the same bytes (no dates, no random ids), text stays text,
+and an SVG can be put into a page as it is, since its ids begin with the figure's name. A group
+keeps its colour, marker and dash in all figures: Okabe and Ito's colours, which colour-blind
+readers can tell apart, and where those run out the dashes differ.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+from evaluation.collect import Group
+from evaluation.measures import Section, exp
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "osD^vPX*<>"
+DASHES = ("-", "--", ":", "-.")
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",  # text as text
+    "svg.hashsalt": "lengthwise",  # ids that do not change from run to run
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],  # to measure with; the SVG asks for any sans-serif
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e3e3e3",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 6,
+    "legend.frameon": False,
+    "text.parse_math": False,  # a scheme's name may hold a dollar sign
+}
+
+
+def _style(index: int) -> dict[str, Any]:
+    dash = DASHES[index // len(COLOURS) % len(DASHES)]
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": dash}
+
+
+def _marker(index: int) -> dict[str, Any]:
+    return {"marker": MARKERS[index % len(MARKERS)], "markeredgecolor": "white"}
+
+
+def perplexity(groups: Sequence[Group], section: Section) -> str:
+    """Perplexity against context length, log-log, with intervals."""
+
+    def draw(axes: "Axes") -> None:
+        for index, group in enumerate(groups):
+            points = [
+                (at, exp(m.loss), exp(m.low), exp(m.high))
+                for at, place in zip(section.at, section.places, strict=True)
+                for m in [section.measures[group.name][place]]
+                if exp(m.loss) is not None
+            ]
+            _line(axes, index, group.name, points)
+        axes.set_yscale("log")
+        _lengths(axes, groups, section)
+        axes.set_ylabel("perplexity")
+        _plain_ticks(axes)
+
+    return _svg(f"perplexity-{section.way.name}", "Perplexity against context length", draw)
+
+
+def gain(groups: Sequence[Group], section: Section) -> str:
+    """Context gain against context length."""
+
+    def draw(axes: "Axes") -> None:
+        axes.axhline(0, color="#555555", linewidth=1)
+        for index, group in enumerate(groups):
+            gains = section.gains[group.name]
+            points = [
+                (at, 0.0, None, None)
+                if place == str(group.trained_context)
+                # the trained length gains nothing over itself: the point where the curve begins
+                else (at, gains[place].estimate, gains[place].low, gains[place].high)
+                for at, place in zip(section.at, section.places, strict=True)
+                if place in gains or (gains and place == str(group.trained_context))
+            ]
+            _line(axes, index, group.name, points)
+        # A scheme that breaks down loses several nats and would hide what the others gain.
+        if max(map(abs, axes.get_ylim())) > 0.3:
+            axes.set_yscale("symlog", linthresh=0.1, linscale=1.5)
+            axes.set_ylim(*(1.5 * bound for bound in axes.get_ylim()))
+        _lengths(axes, groups, section)
+        axes.set_ylabel("context gain (nats per token)")
+        _plain_ticks(axes)
+
+    return _svg(f"gain-{section.way.name}", "Context gain against context length", draw)
+
+
+def by_position(groups: Sequence[Group], section: Section) -> str:
+    """Loss against tokens of context."""
+
+    def draw(axes: "Axes") -> None:
+        for index, group in enumerate(groups):
+            points = [
+                (at, m.loss, m.low, m.high)
+                for at, place in zip(section.at, section.places, strict=True)
+                for m in [section.measures[group.name][place]]
+                if m.loss is not None
+            ]
+            _line(axes, index, group.name, points)
+        _trained_lines(axes, groups)
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("tokens of context")
+        axes.set_ylabel("loss (nats per token)")
+        _plain_ticks(axes, x=True)
+
+    return _svg(f"position-{section.way.name}", "Loss against tokens of context", draw)
+
+
+def curves(groups: Sequence[Group]) -> list[tuple[int, str, list[tuple[int, float]]]]:
+    """Validation losses over tokens of every run: (number of its group, name, points)."""
+    key = "val/loss"
+    return [
+        (index, group.name, [(r["tokens"], r[key]) for r in run.curve if r.get(key) is not None])
+        for index, group in enumerate(groups)
+        for run in group.runs.values()
+    ]
+
+
+def training(groups: Sequence[Group]) -> str:
+    """Validation loss over tokens, a line a run."""
+
+    def draw(axes: "Axes") -> None:
+        named: set[str] = set()
+        for index, name, points in curves(groups):
+            if points:
+                label = "" if name in named else name
+                axes.plot(*zip(*points, strict=True), label=label, **_style(index))
+                named.add(name)
+        axes.set_xlabel("training tokens")
+        axes.set_ylabel("validation loss (nats per token)")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+
+    return _svg("training", "Validation loss against training tokens", draw)
+
+
+Point = tuple[float, Any, float | None, float | None]  # x, y, low, high
+
+
+def _line(axes: "Axes", index: int, name: str, points: Sequence[Point]) -> None:
+    """Points, line and bars; each group a little beside the others, or bars would hide bars."""
+    if not points:
+        return
+    style, apart = _style(index), 2 ** (0.02 * (-1) ** index * ((index + 1) // 2 % 5))
+    x, y = [p[0] * apart for p in points], [p[1] for p in points]
+    axes.plot(x, y, label=name, **style, **_marker(index))
+    bars = [(at, low, high) for at, _, low, high in points if low is not None and high is not None]
+    for at, low, high in bars:
+        axes.plot(
+            [at * apart, at * apart],
+            [low, high],
+            color=style["color"],
+            linewidth=1,
+            solid_capstyle="butt",
+        )
+
+
+def _lengths(axes: "Axes", groups: Sequence[Group], section: Section) -> None:
+    _trained_lines(axes, groups)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(section.at, [f"{at:,.0f}" for at in section.at])
+    axes.minorticks_off()
+    axes.set_xlabel("context length (tokens)")
+
+
+def _trained_lines(axes: "Axes", groups: Sequence[Group]) -> None:
+    for length in sorted({group.trained_context for group in groups}):
+        axes.axvline(length, color="#777777", linewidth=1, linestyle=(0, (4, 3)))
+        axes.annotate(
+            f"trained at {length:,}",
+            (length, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(4, 2),
+            textcoords="offset points",
+            fontsize=8,
+            color="#555555",
+        )
+
+
+def _plain_ticks(axes: "Axes", x: bool = False) -> None:
+    """12 and 0.05, not 1.2e1: readers compare these with the table."""
+    from matplotlib.ticker import MaxNLocator
+
+    for axis in (axes.yaxis, axes.xaxis) if x else (axes.yaxis,):
+        axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+    low, high = axes.get_ylim()
+    scale = axes.get_yscale()
+    if scale == "linear":
+        return
+    if scale == "log" and high / low < 5:  # hardly a power of ten in sight
+        ticks = list(MaxNLocator(5).tick_values(low, high))
+    else:
+        ticks = [
+            0.0,
+            *(m * 10.0**e * sign for e in range(-2, 12) for m in (1, 3) for sign in (1, -1)),
+        ]
+        ticks = [t for t in ticks if abs(t) not in (0.01, 0.03)]
+    axes.set_yticks(sorted(t for t in ticks if low <= t <= high))
+    axes.set_ylim(low, high)
+    axes.yaxis.minorticks_off()
+
+
+def _svg(name: str, title: str, draw: "Callable[[Axes], None]") -> str:
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(5.4, 4), layout="constrained")
+        FigureCanvasSVG(figure)
+        axes = figure.add_subplot()
+        draw(axes)
+        labels = axes.get_legend_handles_labels()[1]
+        if labels:
+            wide = max(map(len, labels)) > 22
+            figure.legend(loc="outside lower center", ncols=1 if wide else min(4, len(labels)))
+        file = StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None}, transparent=True)
+    return _embeddable(file.getvalue(), name, title)
+
+
+def _embeddable(svg: str, name: str, title: str) -> str:
+    """Without prologue and metadata, with ids of its own and a title for screen readers."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = re.sub(r"url\(#", f"url(#{name}-", svg)
+    svg = re.sub(r'href="#', f'href="#{name}-', svg)
+    svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 sans-serif", svg)
+    svg = re.sub(r"font-family: [^;\"]*", "font-family: sans-serif", svg)
+    return re.sub(r"<svg ", f'<svg role="img" aria-label="{title}" ', svg, count=1)
