@@ -8,6 +8,7 @@ evaluation/protocols.py's business.
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,8 @@ def evaluate_run(folder: Path, trained: TrainConfig, config: EvalConfig, given: 
     }
     file = folder / "eval" / f"{header['label']}.json"
     plans = make_plans(config, trained.context_length, split)
-    measure(file, header, plans, model, split, config.eval.tokens_per_batch, precision)
+    reach = trained.train.position_range
+    measure(file, header, plans, model, split, config.eval.tokens_per_batch, precision, reach)
 
     rows = results.rows_of(results.load(file).rows, plans)
     with tracker:
@@ -129,15 +131,20 @@ def measure(
     split: TokenSplit,
     tokens_per_batch: int,
     precision: Precision,
+    position_range: int | None,
 ) -> None:
-    """Score the plans that `file` does not hold yet, and write each as soon as it is scored."""
+    """Score the plans that `file` does not hold yet, and write each as soon as it is scored.
+
+    position_range: of the training; windows get positions drawn from it too, the same for all windows of a length.
+    """
     from evaluation import results
     from evaluation.scoring import score
+    from training.positions import HELD_OUT, draw
     from training.progress import show
 
     missing = results.missing(file, header, plans)
-    limit = model.max_length
-    supported = [p for p in missing if limit is None or p.context_length <= limit]
+    limit = min(model.max_length or math.inf, position_range or math.inf)
+    supported = [p for p in missing if p.context_length <= limit]
     total = sum(p.input_tokens for p in supported)
     print(
         f"{file}: {len(plans)} measurements, {len(plans) - len(missing)} there already, "
@@ -148,8 +155,10 @@ def measure(
         for plan in missing:
 
             def nats(inputs, targets, window=plan.window):
+                pos = draw(position_range, inputs.shape[1], HELD_OUT)
+                pos = None if pos is None else pos.to(inputs.device)
                 with precision.autocast():
-                    return model(inputs, targets, window=window)
+                    return model(inputs, targets, window=window, pos=pos)
 
             def tick(read, text=f"{plan.protocol} at {plan.context_length:,}", before=done):
                 progress.update(before + read, text)

@@ -7,6 +7,7 @@ the cache; text may grow past the trained context wherever the position scheme i
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 from configs.cli import command
@@ -25,6 +26,7 @@ def generate(config: GenerateConfig, given: list[str]) -> None:
 
     from data.tokenizer import Tokenizer
     from training import checkpoint, run
+    from training.positions import HELD_OUT, draw
     from training.precision import Precision, choose_device
     from training.rescale import evaluated_position
 
@@ -40,16 +42,19 @@ def generate(config: GenerateConfig, given: list[str]) -> None:
     model = model.to(device).eval()
 
     prompt = tokenizer.encode(config.prompt) or [tokenizer.eos]  # a document starts after an end
-    limit = model.max_length
-    if limit is not None and len(prompt) + config.tokens > limit + 1:
+    reach = trained.train.position_range
+    limit = min(model.max_length or math.inf, reach or math.inf)
+    if len(prompt) + config.tokens > limit + 1:
         raise UserError(
             f"tokens={config.tokens}: {position['name']} positions end at {limit}, and the prompt takes {len(prompt)}: "
             f"tokens={max(0, limit + 1 - len(prompt))} is the most"
         )
+    pos = draw(reach, len(prompt) + config.tokens - 1, HELD_OUT)
     with torch.inference_mode(), precision.autocast():
         ids = decode(
             model,
             torch.tensor([prompt], device=device),
+            pos=None if pos is None else pos.to(device),
             tokens=config.tokens,
             temperature=config.temperature,
             top_k=config.top_k,
@@ -72,18 +77,24 @@ def decode(
     model: Transformer,
     prompt: Tensor,
     *,
+    pos: Tensor | None = None,
     tokens: int,
     temperature: float,
     top_k: int | None,
     eos: int,
     generator: torch.Generator,
 ) -> list[int]:
-    """Up to `tokens` new ids after prompt (1, T), the last of them eos if the document ends there."""
+    """Up to `tokens` new ids after prompt (1, T), the last of them eos if the document ends there.
+
+    pos: positions (T + tokens - 1,) of all that is read, by default 0, 1, 2, ...
+    """
     from model.cache import Cache
 
     cache, text, new = Cache.empty(model.config.n_layers), prompt, []
     while len(new) < tokens:
-        logits = model.head(model.features(text, cache=cache)[0, -1]).float().cpu()  # (V,)
+        here = slice(cache.length, cache.length + text.shape[1])
+        x = model.features(text, pos=None if pos is None else pos[here], cache=cache)
+        logits = model.head(x[0, -1]).float().cpu()  # (V,)
         new.append(pick(logits, temperature, top_k, generator))
         if new[-1] == eos:
             break

@@ -43,6 +43,7 @@ def train(config: TrainConfig, given: list[str]) -> None:
     from training import checkpoint, run
     from training.metrics import MetricsFile
     from training.optim import build_optimizer
+    from training.positions import check_range
     from training.precision import Precision, choose_device
     from training.progress import show
     from training.tracker import TRACKERS
@@ -59,6 +60,7 @@ def train(config: TrainConfig, given: list[str]) -> None:
     corpus = build("data", CORPORA, config.data)
     spec = build("tokenizer", TOKENIZERS, config.tokenizer)
     check(config)
+    check_range(config)
     if config.init_from:
         run.locate(config.init_from, "init_from")
     with torch.device("meta"):
@@ -79,6 +81,7 @@ def train(config: TrainConfig, given: list[str]) -> None:
         batch_size=batch_size,
         tokens=settings.eval_tokens,
         document_mask=mask,
+        position_range=settings.position_range,
         device=device,
     )
 
@@ -205,6 +208,7 @@ class Loop:
         from torch.nn.utils import clip_grad_norm_
 
         from training.optim import learning_rate
+        from training.positions import draw
 
         optim, settings = self.config.optim, self.config.train
         lr = learning_rate(self.state.step, settings.steps, optim)
@@ -212,10 +216,14 @@ class Loop:
             group["lr"] = lr
         n, device, losses = settings.accumulate, self.precision.device, []
         parts = batch.tokens.to(device, non_blocking=True).chunk(n)
+        pos = draw(
+            settings.position_range, self.config.context_length, self.config.seed, self.state.step
+        )
+        pos = None if pos is None else pos.to(device)
         masks = [None] * n if batch.segments is None else batch.segments.to(device).chunk(n)
         for tokens, segments in zip(parts, masks, strict=True):
             with self.precision.autocast():
-                nats = self.compiled(tokens[:, :-1], tokens[:, 1:], segments=segments)
+                nats = self.compiled(tokens[:, :-1], tokens[:, 1:], segments=segments, pos=pos)
                 loss = (
                     nats.mean() / n
                 )  # parts are equal in size: their sum is the mean over all tokens

@@ -44,6 +44,7 @@ class TrainSettings:
     eval_tokens: int
     save_every: int
     keep: int
+    position_range: int | None
 
 
 @dataclass

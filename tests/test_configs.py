@@ -95,6 +95,7 @@ MALFORMED = {
     "model.softmax_scale=loud": "model.softmax_scale=loud",
     "model.d_model=null": "model.d_model",
     "train.accumulate=3": "train.accumulate=3 must divide train.batch_size=8",
+    "train.position_range=9": "train.position_range=9 must be at least context_length=32",
     "precision=fp8": "precision=fp8",
     "device=quantum": "device=quantum",
     "context_length=0": "context_length=0",

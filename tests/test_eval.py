@@ -194,6 +194,16 @@ def test_mistakes_stop_with_one_line(fresh, overrides, message, capfd):
     assert not (folder / "eval").exists()
 
 
+def test_a_range_of_positions_is_drawn_from_again(fresh):
+    folder = fresh("rope", "train.position_range=100")
+    rows = by_length(evaluate(folder), "same_tokens")
+    assert [rows[n]["supported"] for n in (32, 64, 256)] == [True, True, False]
+    again = by_length(
+        evaluate(folder, "eval.tokens_per_batch=64", "lengths=[32,64]"), "same_tokens"
+    )
+    assert again[64]["loss"] == pytest.approx(rows[64]["loss"], abs=1e-5)
+
+
 def test_latest_and_globs(fresh, capfd):
     fresh("rope"), fresh("alibi")
     Path("outputs/rope/notes").mkdir()

@@ -10,6 +10,7 @@ from conftest import SCHEMES, SMALL, command
 from safetensors.torch import load_file
 
 from training import checkpoint, run
+from training.positions import draw
 
 
 def records(folder: Path) -> list[dict]:
@@ -139,6 +140,17 @@ def test_init_from_takes_weights_of_another_scheme(smoke, tmp_path, monkeypatch,
     assert after.keys() - before.keys() == {"schemes.0.table"}
     for name in before:
         torch.testing.assert_close(after[name], before[name], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("position", ["rope", "t5"])
+def test_positions_can_be_drawn_from_a_longer_range(smoke, position):
+    plain, drawn = (records(smoke(position, *o)) for o in ([], ["train.position_range=200"]))
+    assert [r["batch"] for r in plain] == [r["batch"] for r in drawn]
+    assert plain[0]["train/loss"] != drawn[0]["train/loss"]
+    positions = [draw(200, 32, seed=1, index=i) for i in range(300)]
+    assert all((p.diff() > 0).all() and p[0] >= 0 and p[-1] < 200 for p in positions)
+    assert torch.equal(draw(200, 32, seed=1, index=7), positions[7])
+    assert set(torch.cat(positions).tolist()) == set(range(200))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

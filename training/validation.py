@@ -13,6 +13,7 @@ from torch import Tensor
 
 from data.loader import Loader
 from data.prepare import TokenSplit
+from training.positions import HELD_OUT, draw
 from training.precision import Precision
 
 
@@ -25,6 +26,7 @@ class Validation:
         batch_size: int,
         tokens: int,
         document_mask: bool,
+        position_range: int | None,
         device: torch.device,
     ):
         """tokens: about how many to score, rounded to whole batches and at most one pass over the split."""
@@ -38,7 +40,7 @@ class Validation:
         )
         most = len(split.tokens) // context_length // batch_size
         self.batches = max(1, min(most, tokens // (batch_size * context_length)))
-        self.device = device
+        self.position_range, self.device = position_range, device
 
     @torch.no_grad()
     def measure(self, model: Callable[..., Tensor], precision: Precision) -> dict[str, float]:
@@ -49,8 +51,10 @@ class Validation:
             batch = self.loader.batch(i)
             inputs, targets = batch.tokens[:, :-1], batch.tokens[:, 1:]
             segments = None if batch.segments is None else batch.segments.to(self.device)
+            pos = draw(self.position_range, inputs.shape[1], HELD_OUT, i)
+            where = {"segments": segments, "pos": None if pos is None else pos.to(self.device)}
             with precision.autocast():
-                found = model(inputs.to(self.device), targets.to(self.device), segments=segments)
+                found = model(inputs.to(self.device), targets.to(self.device), **where)
             nats += found.double().sum().item()
             tokens += targets.numel()
             size += int(token_bytes[targets.numpy()].sum())

@@ -51,11 +51,16 @@ def test_order_of_a_scaled_step(monkeypatch):
     weight = torch.nn.Parameter(torch.ones(()))
     optim = SimpleNamespace(lr=1.0, min_lr=0.1, warmup_steps=0, clip=1.0)
     loop = SimpleNamespace(
-        config=SimpleNamespace(optim=optim, train=SimpleNamespace(steps=3, accumulate=4)),
+        config=SimpleNamespace(
+            optim=optim,
+            train=SimpleNamespace(steps=3, accumulate=4, position_range=None),
+            context_length=4,
+            seed=1,
+        ),
         state=State(),
         optimizer=torch.optim.SGD([weight]),
         precision=Precision("fp32", CPU),
-        compiled=lambda tokens, targets, segments: targets * weight,
+        compiled=lambda tokens, targets, segments, pos: targets * weight,
         scaler=Recorder(),
         model=torch.nn.Module(),
     )

@@ -1,0 +1,31 @@
+"""Positions drawn from a longer range than the context (Ruoss et al. 2023, arXiv 2305.16843): `train.position_range`.
+
+Instead of 0 .. T-1 a sequence gets T different positions below the range, sorted. The model so meets large
+positions and uneven distances while it reads short texts. One draw serves a whole batch; each is a pure
+function of (seed, index).
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from configs.schema import TrainConfig
+from errors import UserError
+
+HELD_OUT = 2**31  # a stream of draws that no seed of training has
+
+
+def check_range(config: TrainConfig) -> None:
+    reach = config.train.position_range
+    if reach is not None and reach < config.context_length:
+        raise UserError(
+            f"train.position_range={reach} must be at least context_length={config.context_length}"
+        )
+
+
+def draw(reach: int | None, length: int, seed: int, index: int = 0) -> Tensor | None:
+    """(length,) int64 positions below `reach`, sorted, all different; None, the plain positions, without a range."""
+    if reach is None:
+        return None
+    generator = np.random.Generator(np.random.PCG64([seed, index]))
+    return torch.from_numpy(np.sort(generator.choice(reach, length, replace=False)))
