@@ -137,14 +137,9 @@ def dense_blocks(
 
     So row r and key j of a Toeplitz block lie at r + j in one line of numbers: both strides +1.
     """
-    Tk, H, device = places.length, q.shape[1], q.device
+    Tk, H = places.length, q.shape[1]
     strided = position.form != "pair" and (position.form != "distance" or places.consecutive)
-    if position.form == "distance" and strided:
-        table = position.distance(torch.arange(Tk, device=device))
-    else:
-        table = torch.zeros(1, Tk, device=device)
-    if window is not None:
-        table = table.masked_fill(torch.arange(Tk, device=device) >= window, -torch.inf)
+    table = by_distance(position if strided else None, torch.arange(Tk, device=q.device), window)
     batch = 1 if places.segments is None and places.q_pos.dim() == 1 else q.shape[0]
     most = 256 if position.form == "clock" else 1024  # near queries fold more exactly
     rows = max(16, min(most, BLOCK_ELEMENTS // (batch * H * Tk)))
@@ -164,6 +159,14 @@ def dense_blocks(
             return block.to(q.dtype)
 
         yield a, b, low, high, mask
+
+
+def by_distance(position: Position | None, d: Tensor, window: int | None) -> Tensor:
+    """(H or 1, Tk) what distances d alone say: the scheme's scores if it has such, -inf too far."""
+    table = torch.zeros(1, len(d), device=d.device)
+    if position is not None and position.form == "distance":
+        table = position.distance(d)
+    return table if window is None else table.masked_fill(d >= window, -torch.inf)
 
 
 def toeplitz(table: Tensor, rows: int) -> Tensor:

@@ -43,6 +43,7 @@ class Cache:
 
     layers: list[LayerCache]
     pos: Tensor | None = field(default=None)  # (T,) or (B, T)
+    consecutive: bool = True  # False: the caller gives the positions
 
     @classmethod
     def empty(cls, n_layers: int) -> "Cache":

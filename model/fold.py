@@ -39,11 +39,16 @@ def fold(
             shift = (slope.double() * c[..., Tk - Tq :].detach().double()).to(dtype)
             q_extra += [slope.expand(B, H, Tq), shift.expand(B, H, Tq)]
             k_extra += [-c.expand(B, k.shape[1], Tk), torch.ones_like(k[..., 0])]
-    pad = -(len(q_extra) + D) % 8  # flash kernels on GPUs want multiples of 8
-    q_front, k_front = (torch.stack(x, dim=-1) for x in (q_extra, k_extra))
-    q = torch.cat((q_front, q, q.new_zeros(1).expand(B, H, Tq, pad)), dim=-1)
-    k = torch.cat((k_front, k, k.new_zeros(1).expand(B, k.shape[1], Tk, pad)), dim=-1)
+    q, k = with_channels(q_extra, q), with_channels(k_extra, k)
     return q, k, F.pad(v, (0, q.shape[-1] - D))
+
+
+def with_channels(extra: list[Tensor], x: Tensor) -> Tensor:
+    """`extra` as channels in front of x, and zeros behind: GPU kernels want multiples of 8."""
+    pad = -(len(extra) + x.shape[-1]) % 8
+    return torch.cat(
+        (torch.stack(extra, dim=-1), x, x.new_zeros(1).expand(*x.shape[:-1], pad)), dim=-1
+    )
 
 
 def absorbed(clock: Clock, scale: float) -> Clock:

@@ -182,6 +182,10 @@ class Transformer(nn.Module):
             raise ValueError(f"window={window} must be at least 1")
         if cache is not None and segments is not None:
             raise ValueError("a cache holds one document a row: no segments")
+        if cache is not None and cache.length and cache.consecutive != (pos is None):
+            raise ValueError(
+                "a cache begun with positions given needs them in every call, or in none"
+            )
         start = cache.length if cache else 0
         consecutive = pos is None
         if pos is None:
@@ -194,7 +198,7 @@ class Transformer(nn.Module):
         k_pos = pos
         if cache is not None:
             k_pos = pos if cache.pos is None else torch.cat((cache.pos, pos), dim=-1)
-            cache.pos = k_pos
+            cache.pos, cache.consecutive = k_pos, consecutive
         return Places(pos, k_pos, segments, window, consecutive)
 
     def check_length(self, length: int) -> None:

@@ -147,6 +147,16 @@ def test_a_scheme_that_ends_says_so_before_any_work():
         net(torch.zeros(1, 1, dtype=torch.long), cache=cache)
 
 
+def test_a_cache_keeps_to_one_way_of_counting(tokens):
+    for first, then in (({}, {"pos": torch.tensor([5])}), ({"pos": torch.tensor([3])}, {})):
+        net, cache = build(), Cache.empty(2)
+        net(tokens[:, :1], cache=cache, **first)
+        with pytest.raises(ValueError, match="in every call, or in none"):
+            net(tokens[:, 1:2], cache=cache, **then)
+    with pytest.raises(ValueError, match="no segments"):
+        net(tokens, cache=Cache.empty(2), segments=torch.zeros_like(tokens))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
