@@ -70,3 +70,10 @@ def test_the_recipe_for_a_scheme_works_as_printed(tmp_path, corpus):
         )
         assert done.returncode == 0, done.stderr
     assert list(copy.glob("outputs/root/*/eval/root.json"))
+
+
+def test_the_tables_are_those_of_the_committed_report():
+    from docs import readme
+
+    shown = readme.MARKS.search(README)
+    assert shown and readme.section((ROOT / readme.REPORT).read_text()) in shown[0]
