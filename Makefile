@@ -1,6 +1,7 @@
 # The commands behind both targets stand in the README, for machines without make.
 PYTHON ?= python3
 BIN = .venv/bin
+STAMP := $(shell date +%Y-%m-%d_%H-%M-%S)
 
 .PHONY: demo test check install
 
@@ -14,9 +15,9 @@ install: .venv/installed
 
 # Train four schemes, measure each to 16 times its context, compare: at most 20 minutes on two CPU cores
 demo: install
-	$(BIN)/python train.py experiment=demo
-	$(BIN)/python eval.py 'run=outputs/*/demo'
-	$(BIN)/python compare.py 'runs=[outputs/*/demo]'
+	$(BIN)/python train.py experiment=demo 'hydra.sweep.subdir=$${hydra:runtime.choices.position}/$(STAMP)'
+	$(BIN)/python eval.py 'run=outputs/*/$(STAMP)'
+	$(BIN)/python compare.py 'runs=[outputs/*/$(STAMP)]'
 
 test: install
 	$(BIN)/python -m pytest
