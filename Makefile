@@ -16,7 +16,8 @@ install: .venv/installed
 # Train four schemes, measure each to 16 times its context, compare: at most 20 minutes on two CPU cores
 demo: install
 	$(BIN)/python train.py experiment=demo 'hydra.sweep.subdir=$${hydra:runtime.choices.position}/$(STAMP)'
-	$(BIN)/python eval.py 'run=outputs/*/$(STAMP)'
+	$(BIN)/python eval.py 'run=outputs/*/$(STAMP)' 'protocols=[same_tokens]'
+	$(BIN)/python eval.py 'run=outputs/*/$(STAMP)' 'protocols=[non_overlapping]' 'lengths=[128,512,2048]'
 	$(BIN)/python compare.py 'runs=[outputs/*/$(STAMP)]'
 
 test: install

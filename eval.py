@@ -8,7 +8,9 @@ evaluation/protocols.py's business.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +47,8 @@ def evaluate_run(folder: Path, trained: TrainConfig, config: EvalConfig, given: 
     device = choose_device(config.device)
     precision = Precision.choose(config.precision, device)
     position = evaluated_position(trained, config.position, given)
-    tracker = build("tracker", TRACKERS, config.tracker or trained.tracker)
+    settings = config.tracker if "tracker" in given else {**trained.tracker, **config.tracker}
+    tracker = build("tracker", TRACKERS, settings)
     path = checkpoint.find(folder, config.checkpoint)
 
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
@@ -54,7 +57,7 @@ def evaluate_run(folder: Path, trained: TrainConfig, config: EvalConfig, given: 
     model = model.to(device).eval()
     split = prepare_split(build("data", CORPORA, trained.data), config.split, tokenizer)
     header = {
-        "label": label(trained.position, position, given),
+        "label": label(trained.position, position, given, unusual(config, precision.name)),
         "position": position["name"],
         "position_settings": position,
         "trained_position": trained.position["name"],
@@ -67,7 +70,7 @@ def evaluate_run(folder: Path, trained: TrainConfig, config: EvalConfig, given: 
         "precision": precision.name,
         "data_hash": split.hash,
         "tokenizer_hash": tokenizer.hash,
-        **results.environment(),
+        **environment(),
     }
     file = folder / "eval" / f"{header['label']}.json"
     plans = make_plans(config, trained.context_length, split)
@@ -91,20 +94,52 @@ def evaluate_run(folder: Path, trained: TrainConfig, config: EvalConfig, given: 
     print(f"done: {file}\nnext: python compare.py 'runs=[outputs/*/*]'")
 
 
+def unusual(config: EvalConfig, precision: str) -> dict[str, str]:
+    """What belongs into a label, since it makes other numbers: anything but the last checkpoint on the test split."""
+    usual = {"split": "test", "checkpoint": "last", "precision": "fp32"}
+    mine = {"split": config.split, "checkpoint": config.checkpoint, "precision": precision}
+    return {key: value for key, value in mine.items() if value != usual[key]}
+
+
+def environment() -> dict[str, str | None]:
+    """Which code runs: torch's version, git's commit, behind a "+" a digest of code that is not the commit's."""
+    import torch
+
+    from storage import digest
+
+    root = Path(__file__).parent
+    parts = ["eval.py", "model", "data", "training", "evaluation"]
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True)
+        except OSError:  # no git on this machine
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("rev-parse", "HEAD")
+    if not commit or git("status", "--porcelain", "--", *parts):
+        files = sorted(f for part in parts for f in [root / part, *(root / part).rglob("*.py")])
+        code = "".join(digest(f) for f in files if f.is_file())
+        commit = f"{commit or ''}+{hashlib.sha256(code.encode()).hexdigest()[:8]}"
+    return {"torch": torch.__version__, "commit": commit}
+
+
 def make_plans(config: EvalConfig, trained_context: int, split: TokenSplit) -> list[Plan]:
     """Every protocol at every length, shortest first."""
     from evaluation.protocols import plan
     from evaluation.scoring import document_lengths
 
     settings = config.eval
-    lengths = config.lengths or [round(m * trained_context) for m in settings.multiples]
+    lengths = config.lengths
+    if lengths is None:  # a context too short for a block is left out where nobody asked for it
+        lengths = [round(m * trained_context) for m in settings.multiples]
+        lengths = [n for n in lengths if n >= min(settings.block, trained_context)]
     lengths = sorted(set(lengths))
-    for key, value in (
-        ("lengths", min(lengths)),
-        ("eval.tokens_per_batch", settings.tokens_per_batch),
-    ):
-        if value < 1:
-            raise UserError(f"{key}: {value} must be at least 1")
+    if not lengths or lengths[0] < 1:
+        raise UserError(f"lengths={lengths}: name some context lengths, each at least 1")
+    if settings.tokens_per_batch < 1:
+        raise UserError(f"eval.tokens_per_batch={settings.tokens_per_batch} must be at least 1")
     if config.window is not None and config.window < 1:
         raise UserError(f"window={config.window} must be at least 1")
     plans = [

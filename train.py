@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from data.loader import Batch, Loader
     from model.transformer import Transformer
+    from training import checkpoint
     from training.metrics import MetricsFile
     from training.precision import Precision
     from training.progress import Lines
@@ -39,15 +41,17 @@ def train(config: TrainConfig, given: list[str]) -> None:
     from data.corpora import CORPORA
     from data.loader import Loader
     from data.prepare import prepare_split, prepare_tokenizer
-    from data.tokenizer import TOKENIZERS
+    from data.tokenizer import TOKENIZERS, Tokenizer
     from training import checkpoint, run
     from training.metrics import MetricsFile
     from training.optim import build_optimizer
-    from training.positions import check_range
     from training.precision import Precision, choose_device
     from training.progress import show
     from training.tracker import TRACKERS
     from training.validation import Validation
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("WORLD_SIZE: training takes one process; start train.py without torchrun")
 
     # Which run: a new one, or one that goes on in its own folder with its own configuration
     folder, config, resumed = run.open_run(config, given, run.output_folder())
@@ -59,17 +63,17 @@ def train(config: TrainConfig, given: list[str]) -> None:
     tracker = build("tracker", TRACKERS, config.tracker)
     corpus = build("data", CORPORA, config.data)
     spec = build("tokenizer", TOKENIZERS, config.tokenizer)
-    check(config)
-    check_range(config)
-    if config.init_from:
-        run.locate(config.init_from, "init_from")
+    origin = run.locate(config.init_from, "init_from") if config.init_from and not resumed else None
     with torch.device("meta"):
-        build_optimizer(run.build_model(config, vocab_size=257), config.optim)
+        shape = run.build_model(config, vocab_size=257)
+        shape.check_length(max(T, settings.position_range or 0))
+        build_optimizer(shape, config.optim)
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = config.tf32
 
     # Data
-    tokenizer = prepare_tokenizer(corpus, spec)
+    own = folder / "tokenizer.json"
+    tokenizer = Tokenizer.load(own) if resumed else prepare_tokenizer(corpus, spec)
     text, held_out = (prepare_split(corpus, s, tokenizer) for s in ("train", "validation"))
     mask, batch_size = corpus.document_mask, settings.batch_size
     loader = Loader(
@@ -88,18 +92,22 @@ def train(config: TrainConfig, given: list[str]) -> None:
     # Model
     model = run.build_model(config, tokenizer.vocab_size)
     model.reset(config.seed)
-    if config.init_from and not resumed:
-        run.start_from(config.init_from, model)
+    if origin:
+        run.start_from(origin, model, tokenizer)
     model = model.to(device)
     optimizer, scaler = build_optimizer(model, config.optim), precision.scaler()
-    state = State()
+    state = checkpoint.State(data_hash=text.hash)
     if resumed:
         path = checkpoint.find(folder, "last")
         saved = checkpoint.load_state(path)
         checkpoint.load_weights(model, path)
         optimizer.load_state_dict(saved.pop("optimizer"))
         scaler.load_state_dict(saved.pop("scaler"))
-        state = State(**saved)
+        state = checkpoint.State(**saved)
+        if state.data_hash != text.hash:
+            raise UserError(
+                f"resume={folder}: the training text is not what it was; the run cannot go on"
+            )
     else:
         run.create(folder, config, tokenizer)
 
@@ -136,31 +144,6 @@ def train(config: TrainConfig, given: list[str]) -> None:
     print(f"done: {folder}\nnext: python eval.py run={folder}", flush=True)
 
 
-def check(config: TrainConfig) -> None:
-    """UserError for a number that the loop cannot work with."""
-    settings = config.train
-    for key in ("steps", "batch_size", "accumulate", "log_every", "eval_tokens", "keep"):
-        if getattr(settings, key) < 1:
-            raise UserError(f"train.{key}={getattr(settings, key)} must be at least 1")
-    for key in ("eval_every", "save_every"):
-        if getattr(settings, key) < 0:
-            raise UserError(f"train.{key}={getattr(settings, key)} must be 0 (never) or more")
-    if settings.batch_size % settings.accumulate:
-        raise UserError(
-            f"train.accumulate={settings.accumulate} must divide train.batch_size={settings.batch_size}"
-        )
-
-
-@dataclass
-class State:
-    """What changes as a run goes on, besides weights and the optimizer's own state."""
-
-    step: int = 0  # steps taken
-    seconds: float = 0.0  # spent on them, validation and checkpoints included
-    best: float = math.inf  # lowest val/loss so far
-    tracker_id: str | None = None
-
-
 @dataclass
 class Loop:
     config: TrainConfig
@@ -175,7 +158,7 @@ class Loop:
     metrics: MetricsFile
     tracker: NoTracker
     progress: Lines
-    state: State
+    state: checkpoint.State
 
     def run(self) -> None:
         settings, state = self.config.train, self.state
@@ -240,8 +223,13 @@ class Loop:
         self, losses: list[torch.Tensor], norm: torch.Tensor, lr: float, seconds: float
     ) -> dict[str, float]:
         tokens = len(losses) * self.config.train.batch_size * self.config.context_length
+        mean = sum(loss.item() for loss in losses) / len(losses)
+        if not math.isfinite(mean):
+            raise UserError(
+                f"{self.folder}: the loss is {mean} at step {self.state.step}; try a lower optim.lr"
+            )
         return {
-            "train/loss": sum(loss.item() for loss in losses) / len(losses),
+            "train/loss": mean,
             "train/grad_norm": norm.item(),
             "train/lr": lr,
             "train/tokens_per_second": tokens / seconds,

@@ -9,6 +9,8 @@ answers at once.
 from dataclasses import dataclass, field
 from typing import Any
 
+from errors import UserError
+
 
 @dataclass
 class ModelSettings:
@@ -46,6 +48,18 @@ class TrainSettings:
     keep: int
     position_range: int | None
 
+    def __post_init__(self) -> None:
+        for key in ("steps", "batch_size", "accumulate", "log_every", "eval_tokens", "keep"):
+            if getattr(self, key) < 1:
+                raise UserError(f"train.{key}={getattr(self, key)} must be at least 1")
+        for key in ("eval_every", "save_every"):
+            if getattr(self, key) < 0:
+                raise UserError(f"train.{key}={getattr(self, key)} must be 0 (never) or more")
+        if self.batch_size % self.accumulate:
+            raise UserError(
+                f"train.accumulate={self.accumulate} must divide train.batch_size={self.batch_size}"
+            )
+
 
 @dataclass
 class TrainConfig:
@@ -64,6 +78,15 @@ class TrainConfig:
     optim: OptimSettings
     tracker: dict[str, Any]
     train: TrainSettings
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**31:
+            raise UserError(f"seed={self.seed} must be from 0 to 2147483647")
+        reach = self.train.position_range
+        if reach is not None and reach < self.context_length:
+            raise UserError(
+                f"train.position_range={reach} must be at least context_length={self.context_length}"
+            )
 
 
 @dataclass

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.corpus import SPLITS, Corpus, file_digest
+from data.corpus import SPLITS, Corpus
 from errors import UserError
+from storage import digest
 
 
 def expand(key: str, patterns: list[str]) -> list[str]:
@@ -147,7 +148,7 @@ class Files(Corpus):
         settings: list = [self.text_field]
         if self._is_drawn(split):
             settings += [self.validation is None, self.test is None, self.held_out, self.split_seed]
-        return [settings, *([file, file_digest(file)] for file in self._files(split))]
+        return [settings, *([file, digest(file)] for file in self._files(split))]
 
     def documents(self, split: str) -> Iterator[dict[str, str]]:
         seen = kept = 0

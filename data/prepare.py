@@ -8,7 +8,6 @@ again. Processes that want the same folder at once wait for the first.
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ import tokenizers
 from data.corpus import SPLITS, Corpus, digest, quiet
 from data.tokenizer import BPE, Bytes, Tokenizer
 from errors import UserError
+from storage import flush
 
 if TYPE_CHECKING:
     import datasets
@@ -177,18 +177,9 @@ def fill(folder: Path, build: Callable[[Path], None]) -> None:
     try:
         build(partial)
         for path in (*partial.iterdir(), partial):
-            sync(path)
+            flush(path)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
-        sync(folder.parent)
+        flush(folder.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def sync(path: Path) -> None:
-    """Returns when what is written there is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

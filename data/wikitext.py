@@ -15,8 +15,9 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.corpus import Corpus, file_digest, quiet
+from data.corpus import Corpus, quiet
 from errors import UserError
+from storage import digest
 
 if TYPE_CHECKING:
     import datasets
@@ -121,7 +122,7 @@ class WikiText(Corpus):
         if not self._folder():
             return [self.path, self.revision, *settings]
         with quiet():
-            return [*settings, *map(file_digest, self._files(self._builder(), split))]
+            return [*settings, *map(digest, self._files(self._builder(), split))]
 
     def documents(self, split: str) -> Iterator[dict[str, str]]:
         with quiet():

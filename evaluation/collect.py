@@ -25,6 +25,9 @@ FREE = re.compile(
     r"seed|resume|device|compile|tracker\..*|data\.cache_dir|train\.(log|save)_every|train\.keep"
 )
 
+# What is compared: groups may differ in it, and in nothing else where a claim is made.
+METHOD = re.compile(r"position\..*|model\.softmax_scale|train\.position_range")
+
 
 @dataclass(frozen=True)
 class Run:
@@ -175,7 +178,6 @@ def obstacles(groups: Sequence[Group]) -> list[str]:
         "use different tokenizers, so a token is not the same thing (bits per byte still compare)": (
             lambda run: run.header["tokenizer_hash"]
         ),
-        "were trained at different context lengths": lambda run: run.header["trained_context"],
         "were trained on different numbers of tokens": lambda run: run.tokens_trained,
         "were evaluated in different precision": lambda run: run.header["precision"],
     }
@@ -187,6 +189,13 @@ def obstacles(groups: Sequence[Group]) -> list[str]:
                 names.setdefault(value_of(run), {})[group.name] = None
         if len(names) > 1:
             found.append(f"These runs {what}: {_listed(names)}.")
+    others = [
+        {k: v for k, v in run.config.items() if not FREE.fullmatch(k) and not METHOD.fullmatch(k)}
+        for group in groups
+        for run in group.runs.values()
+    ]
+    if keys := differing(others):
+        found.append(f"These runs were trained with different {', '.join(keys)}.")
     return found + _different_targets(groups)
 
 

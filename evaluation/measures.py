@@ -101,20 +101,17 @@ def make_sections(groups: Sequence[Group], headline: str) -> list[Section]:
     for group in groups:
         for seed, run in group.runs.items():
             for row, scores in run.entries:
-                places = found.setdefault(_way(row, run.results.rows), {}).setdefault(
-                    group.name, {}
-                )
+                places = found.setdefault(_way(row), {}).setdefault(group.name, {})
                 place = row["bin"] or str(row["context_length"])
                 places.setdefault(place, {})[seed] = (row, scores)
     ways = sorted(found, key=lambda way: (way.window > 0, way.protocol != headline, way))
     return [_section(way, found[way], groups) for way in ways]
 
 
-def _way(row: Row, rows: Sequence[Row]) -> Way:
-    # A stride that belongs to one length alone was set by the length (half of it, by default):
-    # such rows make one curve. A stride that several lengths share makes a curve of its own.
-    alike = {r["context_length"] for r in rows if r["stride"] == row["stride"] is not None}
-    stride = row["stride"] if len(alike) > 1 else 0
+def _way(row: Row) -> Way:
+    # Strides of half of each length, the default, make one curve; any other stride one of its own.
+    half = max(1, row["context_length"] // 2)
+    stride = 0 if row["stride"] in (None, half) else row["stride"]
     length = row["context_length"] if row["bin"] else 0
     return Way(ORDER.index(row["protocol"]), row["window"] or 0, stride or 0, length)
 

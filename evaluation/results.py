@@ -8,14 +8,12 @@ the two files check each other when read, so that half of an interrupted write i
 
 import json
 import math
-import os
-import subprocess
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -23,6 +21,7 @@ import numpy as np
 from errors import UserError
 from evaluation.protocols import Plan, Scores
 from evaluation.statistics import CHECKPOINT_UNIT, block_interval
+from storage import replace, replace_text
 
 HEADER = (
     "label",
@@ -41,7 +40,7 @@ HEADER = (
     "torch",
     "commit",
 )
-# Rows of one file agree in these; a row is not measured again where the code is the same, too.
+# Rows of one file agree in these. Each says for itself which code measured it, and is not measured again by the same.
 IDENTITY = (
     "checkpoint_step",
     "data_hash",
@@ -66,7 +65,10 @@ ROW = (
     "ci95",
     "ci_unit",
     "target_set",
+    "torch",
+    "commit",
 )
+CODE = ("torch", "commit")  # written into a row when it is saved
 ROW_KEY = ("protocol", "context_length", "window", "stride", "bin")
 Row = dict[str, Any]
 Entry = tuple[Row, Scores]
@@ -147,7 +149,9 @@ def save(folder: Path, header: dict[str, Any], entries: Sequence[Entry]) -> Path
     """
     header = json.loads(json.dumps({key: header[key] for key in HEADER}, allow_nan=False))
     path = folder / f"{header['label']}.json"
-    merged = {_key(row): (row, scores) for row, scores in [*_kept(path, header), *entries]}
+    code = {key: header[key] for key in CODE}
+    fresh = [({**row, **code}, scores) for row, scores in entries]
+    merged = {_key(row): (row, scores) for row, scores in [*_kept(path, header), *fresh]}
     rows = [{key: row[key] for key in ROW} for row, _ in merged.values()]
     text = json.dumps({**header, "rows": rows}, indent=2, allow_nan=False) + "\n"
     scores = [found for _, found in merged.values()]
@@ -157,8 +161,8 @@ def save(folder: Path, header: dict[str, Any], entries: Sequence[Entry]) -> Path
     }
     arrays["row"] = np.repeat(np.arange(len(rows), dtype=np.int32), [len(s) for s in scores])
     folder.mkdir(parents=True, exist_ok=True)
-    _replace(path.with_suffix(".npz"), lambda file: np.savez_compressed(file, **arrays))
-    _replace(path, lambda file: file.write(text.encode()))
+    replace(path.with_suffix(".npz"), lambda file: np.savez_compressed(file, **arrays))
+    replace_text(path, text)
     return path
 
 
@@ -168,9 +172,10 @@ def missing(path: Path, header: dict[str, Any], plans: Sequence[Plan]) -> list[P
         old = load(path)
     except UserError:
         return list(plans)
-    if any(old.header[key] != header[key] for key in (*IDENTITY, "torch", "commit")):
+    if any(old.header[key] != header[key] for key in IDENTITY):
         return list(plans)
-    there = {(*_key(row), row["target_set"]) for row in old.rows}
+    now = [row for row in old.rows if all(row[key] == header[key] for key in CODE)]
+    there = {(*_key(row), row["target_set"]) for row in now}
     asked = [{(*_key(row), row["target_set"]) for row, _ in make_rows(p, None)} for p in plans]
     return [p for p, rows in zip(plans, asked, strict=True) if not rows <= there]
 
@@ -179,23 +184,6 @@ def rows_of(rows: Sequence[Row], plans: Sequence[Plan]) -> list[Row]:
     """Those rows that belong to the plans, in the plans' order."""
     by_key = {_key(row): row for row in rows}
     return [by_key[_key(row)] for p in plans for row, _ in make_rows(p, None)]
-
-
-def environment() -> dict[str, str | None]:
-    """The part of the header that says which code ran: torch's version, and git's commit ("+" after it: edited)."""
-    import torch
-
-    def git(*words: str) -> str:
-        root = Path(__file__).parent
-        done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True)
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    try:
-        commit = git("rev-parse", "HEAD")
-        edited = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
-    except OSError:  # no git on this machine
-        commit = edited = ""
-    return {"torch": torch.__version__, "commit": f"{commit}{edited}" or None}
 
 
 def _key(row: Row) -> tuple[Any, ...]:
@@ -209,19 +197,6 @@ def _kept(path: Path, header: dict[str, Any]) -> list[Entry]:
         return []
     same = all(old.header[key] == header[key] for key in IDENTITY)
     return list(zip(old.rows, old.scores, strict=True)) if same else []
-
-
-def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """A reader sees the old file or the new one, never a part: written beside it, then renamed."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(draft, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def load(path: Path) -> Results:

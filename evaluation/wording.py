@@ -134,7 +134,7 @@ def definition(section: Section) -> str:
         row for places in section.entries.values() for e in places.values() for row, _ in e.values()
     ]
     tokens = max(row["tokens_scored"] for row in rows)
-    stride = f"{way.stride:,} tokens" if way.stride else "a stride set by N (half of N by default)"
+    stride = f"{way.stride:,} tokens" if way.stride else "half of N"
     text = DEFINITIONS[way.protocol].format(
         tokens=f"{tokens:,}", stride=stride, length=f"{way.length:,}"
     )

@@ -96,6 +96,8 @@ MALFORMED = {
     "model.d_model=null": "model.d_model",
     "train.accumulate=3": "train.accumulate=3 must divide train.batch_size=8",
     "train.position_range=9": "train.position_range=9 must be at least context_length=32",
+    "seed=-1": "seed=-1",
+    "position=learned train.position_range=99": "defined for 32 positions, not for 99",
     "precision=fp8": "precision=fp8",
     "device=quantum": "device=quantum",
     "context_length=0": "context_length=0",
@@ -106,7 +108,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize(("override", "message"), MALFORMED.items())
 def test_mistakes_stop_with_one_line(override, message, tmp_path, monkeypatch, capfd, corpus):
-    assert train_once(tmp_path, monkeypatch, *corpus, override) == 1
+    assert train_once(tmp_path, monkeypatch, *corpus, *override.split()) == 1
     said = capfd.readouterr().err
     assert message in said
     assert "Traceback" not in said

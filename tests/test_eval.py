@@ -145,6 +145,41 @@ def test_a_finished_row_is_not_computed_again(fresh, capfd):
     assert len(more["rows"]) == 7
 
 
+def test_other_code_measures_again_and_says_so_row_by_row(fresh, monkeypatch):
+    import eval as command_eval
+
+    folder = fresh("rope")
+    first = evaluate(folder, "lengths=[32,64,256]", "protocols=[same_tokens]")
+    later = {"torch": first["torch"], "commit": "later"}
+    monkeypatch.setattr(command_eval, "environment", lambda: later)
+    evaluate(folder, "lengths=[256]", "protocols=[non_overlapping]")
+    rows = evaluate(folder, "lengths=[32,256]", "protocols=[same_tokens]")["rows"]
+    commits = {(r["protocol"], r["context_length"]): r["commit"] for r in rows}
+    assert commits == {
+        ("same_tokens", 32): "later",
+        ("same_tokens", 64): first["commit"],
+        ("same_tokens", 256): "later",
+        ("non_overlapping", 256): "later",
+    }
+
+
+def test_other_splits_checkpoints_and_precisions_have_files_of_their_own(fresh):
+    folder = fresh("rope")
+    quick = ["lengths=[32]", "protocols=[same_tokens]"]
+    for override in ([], ["split=validation"], ["checkpoint=10"], ["precision=bf16"]):
+        evaluate(folder, *quick, *override)
+    assert {p.stem for p in (folder / "eval").glob("*.json")} == {
+        "rope", "rope--rope_split-validation", "rope--rope_checkpoint-10", "rope--rope_precision-bf16",
+    }  # fmt: skip
+
+
+def test_the_next_command_works_after_the_smoke_preset(fresh):
+    folder = fresh("rope")
+    assert command("eval", f"run={folder}", "tracker.name=none", "eval.targets=256") == 0
+    rows = by_length(json.loads((folder / "eval/rope.json").read_text()), "same_tokens")
+    assert list(rows) == [32, 64, 128, 256, 512]
+
+
 def test_positions_can_be_edited_and_rescaled(fresh, capfd):
     folder = fresh("rope")
     plain = by_length(evaluate(folder), "same_tokens")
@@ -157,6 +192,17 @@ def test_positions_can_be_edited_and_rescaled(fresh, capfd):
     for length, row in plain.items():
         assert one[length]["loss"] == pytest.approx(row["loss"], abs=1e-6)
         assert abs(by_length(scaled, "same_tokens")[length]["loss"] - row["loss"]) > 1e-6
+
+
+@pytest.mark.parametrize("rule", ["clamp", "interpolate", "random"])
+def test_learned_beyond_its_table_only_where_it_is_asked_for(fresh, rule):
+    folder = fresh("learned")
+    plain = by_length(evaluate(folder), "same_tokens")
+    extended = evaluate(folder, f"position.extend={rule}")
+    assert extended["label"] == f"learned--learned_extend-{rule}"
+    rows = by_length(extended, "same_tokens")
+    assert not plain[64]["supported"] and rows[64]["supported"] and rows[256]["supported"]
+    assert (rows[32]["loss"] == plain[32]["loss"]) == (rule == "clamp")
 
 
 def test_settings_come_from_the_command_line_then_the_run_then_yaml(fresh):
@@ -178,6 +224,10 @@ def test_settings_come_from_the_command_line_then_the_run_then_yaml(fresh):
         (["context_length=64"], "context_length belongs to the trained run"),
         (["checkpoint=999"], "checkpoint=999"),
         (["split=tests"], "tests"),
+        (["position.name=none"], "position=none: the run was trained with rope"),
+        (["position.base.x=3"], "position.base.x: give position.base as a whole"),
+        (["eval.multiples=[]"], "lengths=[]"),
+        (["lengths=[]"], "lengths=[]"),
         (["protocols=[sametokens]"], "sametokens"),
         (["lengths=[0]"], "lengths"),
         (["lengths=[100000]"], "eval.targets=256"),

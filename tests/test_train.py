@@ -132,6 +132,36 @@ def test_resume_refuses_other_settings_by_name(smoke, tmp_path, monkeypatch, cap
     assert "has taken all its 20 steps" in capfd.readouterr().err
 
 
+def test_a_longer_run_stays_longer(tmp_path, monkeypatch, corpus, capfd):
+    """train.steps given at resume becomes the run's own, so that a further resume needs no more than the folder."""
+    assert train(tmp_path, monkeypatch, *corpus, "hydra.run.dir=outputs/a", "compile=false") == 0
+    assert command("train", "resume=outputs/a", "train.steps=25", "tracker.name=none") == 0
+    a = tmp_path / "outputs/a"
+    config = run.load_config(a)
+    assert (config.train.steps, config.device, config.resume) == (25, "cpu", None)
+    assert [r["attempt"] for r in records(a) if r["step"] > 20] == [1]
+    assert command("train", "resume=outputs/a") == 1
+    assert "has taken all its 25 steps" in capfd.readouterr().err
+
+
+def test_resume_and_init_from_want_the_same_text_and_tokens(
+    smoke, tmp_path, monkeypatch, corpus, capfd
+):
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be that is the question " * 200)
+    data = [f"data.train=[{text}]", *corpus[1:], "tokenizer=bytes", "hydra.run.dir=outputs/a"]
+    arguments = [a for a in SMALL if not a.startswith("tokenizer.")]
+    monkeypatch.chdir(tmp_path)
+    assert command("train", *arguments, *data, "train.steps=2") == 0
+    text.write_text(text.read_text().replace("question", "answer"))
+    assert command("train", "resume=outputs/a", "train.steps=4") == 1
+    assert "training text is not what it was" in capfd.readouterr().err
+    other = f"init_from={smoke('rope')}"
+    assert command("train", *arguments, *data, other, "hydra.run.dir=outputs/b") == 1
+    assert "another tokenizer" in capfd.readouterr().err
+    assert not (tmp_path / "outputs/b/config.yaml").exists()
+
+
 def test_init_from_takes_weights_of_another_scheme(smoke, tmp_path, monkeypatch, corpus):
     other = smoke("rope")
     arguments = ["position=learned", f"init_from={other}", "optim.lr=1e-9", "train.steps=1"]
@@ -188,6 +218,13 @@ def test_a_sweep_makes_a_folder_a_job(tmp_path, monkeypatch, corpus):
     seen = {(run.load_config(f).position["name"], run.load_config(f).seed) for f in folders}
     assert seen == {(p, s) for p in ("rope", "alibi") for s in (1, 2)}
     assert all(run.load_config(f).position["name"] == f.parent.name for f in folders)
+
+
+def test_a_loss_that_is_no_number_stops_the_run(tmp_path, monkeypatch, corpus, capfd):
+    arguments = ["optim.lr=1e30", "optim.warmup_steps=0", "train.log_every=1"]
+    assert train(tmp_path, monkeypatch, *corpus, *arguments) == 1
+    said = capfd.readouterr().err
+    assert "try a lower optim.lr" in said and "Traceback" not in said
 
 
 def test_it_ends_with_the_next_command(tmp_path, monkeypatch, corpus, capfd):

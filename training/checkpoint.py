@@ -8,10 +8,11 @@
 A folder is written under a temporary name, flushed to disk and renamed. Nothing in it is ever executed.
 """
 
-import hashlib
 import json
+import math
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,18 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from errors import UserError
+from storage import digest, flush, replace_text
+
+
+@dataclass
+class State:
+    """What changes as a run goes on, besides weights and the optimizer's own state."""
+
+    data_hash: str  # of the training tokens
+    step: int = 0  # steps taken
+    seconds: float = 0.0  # spent on them, validation and checkpoints included
+    best: float = math.inf  # lowest val/loss so far
+    tracker_id: str | None = None
 
 
 def save(folder: Path, step: int, model: nn.Module, state: dict[str, Any], *, best: bool) -> None:
@@ -99,7 +112,7 @@ def prune(folder: Path, keep: int) -> None:
     """Delete all checkpoints but the newest `keep` and the best."""
     root = folder / "checkpoints"
     kept = {(root / p).read_text().strip() for p in ("last", "best") if (root / p).exists()}
-    for path in sorted(root.glob("step-*"))[: -max(1, keep)]:
+    for path in sorted(root.glob("step-*"), key=step_of)[: -max(1, keep)]:
         if path.name not in kept:
             shutil.rmtree(path)
 
@@ -113,24 +126,3 @@ def verify(path: Path) -> None:
                 raise UserError(f"{path / name} is damaged: its sha256 is not the manifest's")
     except (OSError, json.JSONDecodeError, TypeError, KeyError) as error:
         raise UserError(f"{path} is no complete checkpoint: {error}") from None
-
-
-def digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a small file so that a reader sees the old content or the new, never a part."""
-    draft = path.with_name(f".draft-{path.name}")
-    draft.write_text(text)
-    flush(draft)
-    os.replace(draft, path)

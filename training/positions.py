@@ -9,18 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.schema import TrainConfig
-from errors import UserError
-
 HELD_OUT = 2**31  # a stream of draws that no seed of training has
-
-
-def check_range(config: TrainConfig) -> None:
-    reach = config.train.position_range
-    if reach is not None and reach < config.context_length:
-        raise UserError(
-            f"train.position_range={reach} must be at least context_length={config.context_length}"
-        )
 
 
 def draw(reach: int | None, length: int, seed: int, index: int = 0) -> Tensor | None:

@@ -23,20 +23,23 @@ def evaluated_position(
 
     asked: what the command composed, empty without a `position=`; given: the dotted keys of the command line.
     """
+    for key in given:
+        if key.startswith("position.") and key.count(".") > 1:
+            raise UserError(f"{key}: give {'.'.join(key.split('.')[:2])} as a whole")
     typed = {key: asked[key] for key in asked if f"position.{key}" in given}
-    if "position" not in given:
-        position = {**trained.position, **typed}
-    else:
-        refuse_strangers(trained.position["name"], asked["name"])
+    if "position" in given:
         kept = {key: value for key, value in trained.position.items() if key in asked}
-        position = {**asked, **kept, **typed, "name": asked["name"]}
+        position = {**asked, **kept, "name": asked["name"], **typed}
+    else:
+        position = {**trained.position, **typed}
+    refuse_strangers(trained.position["name"], position["name"])
     return position
 
 
 def refuse_strangers(trained: str, asked: str) -> None:
     family = POSITIONS[trained].family
-    if trained == asked or (family and POSITIONS[asked].family == family):
-        return
+    if trained == asked or asked not in POSITIONS or (family and POSITIONS[asked].family == family):
+        return  # a name that there is not is build's to refuse
     rotary = ", ".join(name for name in POSITIONS if POSITIONS[name].family == "rotary")
     raise UserError(
         f"position={asked}: the run was trained with {trained}, and weights of one scheme mean"
@@ -44,11 +47,17 @@ def refuse_strangers(trained: str, asked: str) -> None:
     )
 
 
-def label(trained: Settings, evaluated: Settings, given: list[str]) -> str:
-    """`<trained>`, or `<trained>--<evaluated>_<key>-<value>...` with the keys of the command line."""
-    if evaluated == trained:
-        return trained["name"]
+def label(
+    trained: Settings, evaluated: Settings, given: list[str], unusual: Mapping[str, str]
+) -> str:
+    """`<trained>`, or `<trained>--<evaluated>_<key>-<value>...`.
+
+    The keys are those of positions that the command line gave, and what else is `unusual` about the evaluation.
+    """
     keys = [k.partition(".")[2] for k in given if k.startswith("position.")]
-    named = [f"{key}-{evaluated[key]}" for key in sorted(keys)]
-    text = "_".join([f"{trained['name']}--{evaluated['name']}", *named])
+    named = {key: evaluated[key] for key in sorted(keys) if key != "name"} | dict(unusual)
+    if evaluated == trained and not unusual:
+        return trained["name"]
+    parts = [f"{key}-{value}" for key, value in named.items()]
+    text = "_".join([f"{trained['name']}--{evaluated['name']}", *parts])
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in text)

@@ -22,6 +22,7 @@ from data.tokenizer import Tokenizer
 from errors import UserError
 from model.config import ModelConfig
 from model.transformer import Transformer
+from storage import replace_text
 from training import checkpoint
 
 OUTPUTS = Path("outputs")
@@ -32,16 +33,20 @@ def create(folder: Path, config: TrainConfig, tokenizer: Tokenizer) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with (folder / "config.yaml").open("x") as file:
-            yaml.safe_dump(dataclasses.asdict(config), file, sort_keys=False, allow_unicode=True)
+            file.write(config_text(config))
     except FileExistsError:
         raise UserError(f"{folder} already holds a run: start again, or resume={folder}") from None
     tokenizer.save(folder / "tokenizer.json")
     mark_latest(folder)
 
 
+def config_text(config: TrainConfig) -> str:
+    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+
+
 def mark_latest(folder: Path) -> None:
     OUTPUTS.mkdir(exist_ok=True)
-    checkpoint.replace_text(OUTPUTS / ".latest", str(folder))
+    replace_text(OUTPUTS / ".latest", str(folder))
 
 
 def locate(run: str, key: str = "run") -> Path:
@@ -88,13 +93,19 @@ def load_config(folder: Path) -> TrainConfig:
 def newest_unfinished(config: TrainConfig) -> Path | None:
     """The newest run of equal configuration that has not taken all its steps."""
     wanted = dataclasses.replace(config, resume=None)
-    folders = [p.parent for p in OUTPUTS.glob("*/*/config.yaml")]
-    for folder in sorted(folders, key=lambda p: (p / "config.yaml").stat().st_mtime, reverse=True):
-        if load_config(folder) != wanted or not (folder / "checkpoints" / "last").exists():
+    configs = sorted(OUTPUTS.glob("*/*/config.yaml"), key=lambda p: p.stat().st_mtime)
+    for folder in (path.parent for path in reversed(configs)):
+        try:
+            if load_config(folder) == wanted and steps_taken(folder) < config.train.steps:
+                return folder
+        except UserError:  # another version's run, or one without a checkpoint
             continue
-        if checkpoint.load_state(checkpoint.find(folder, "last"))["step"] < config.train.steps:
-            return folder
     return None
+
+
+def steps_taken(folder: Path) -> int:
+    """By the last checkpoint of the run."""
+    return checkpoint.step_of(checkpoint.find(folder, "last"))
 
 
 def output_folder() -> Path:
@@ -125,18 +136,23 @@ def open_run(config: TrainConfig, given: list[str], fresh: Path) -> tuple[Path, 
             own = look_up(saved, key)
             if own is None or own != look_up(config, key):
                 raise UserError(f"{key} is the run's own where resume={folder}: leave it out")
-    saved.device, saved.compile = config.device, config.compile
-    if any(key.startswith("tracker") for key in given):
+    for key in ("device", "compile"):
+        if key in given:
+            setattr(saved, key, getattr(config, key))
+    if "tracker" in given:
         saved.tracker = config.tracker
+    own = [key for key in config.tracker if f"tracker.{key}" in given]
+    saved.tracker |= {key: config.tracker[key] for key in own}
     if "train.steps" in given:
         saved.train.steps = config.train.steps
     with suppress(OSError):
         fresh.rmdir()  # Hydra made it for a new run
-    reached = checkpoint.load_state(checkpoint.find(folder, "last"))["step"]
+    reached = steps_taken(folder)
     if reached >= saved.train.steps:
         raise UserError(
             f"resume={folder} has taken all its {reached} steps: train.steps={2 * reached} would go on"
         )
+    replace_text(folder / "config.yaml", config_text(saved))
     mark_latest(folder)
     return folder, saved, True
 
@@ -154,10 +170,13 @@ def group_name(folder: Path) -> str:
     return re.sub(r"_\d+$", "", folder.name)
 
 
-def start_from(other: str, model: Transformer) -> None:
-    """init_from: every weight that the other run has under the same name and shape; the schemes' own where they fit."""
-    path = checkpoint.find(locate(other, "init_from"), "last")
-    checkpoint.load_weights(model, path, own_schemes=True)
+def start_from(folder: Path, model: Transformer, tokenizer: Tokenizer) -> None:
+    """init_from: all weights of another run's last checkpoint; those of position schemes where they fit."""
+    if Tokenizer.load(folder / "tokenizer.json").hash != tokenizer.hash:
+        raise UserError(
+            f"init_from={folder} was trained with another tokenizer: its embeddings are of other tokens"
+        )
+    checkpoint.load_weights(model, checkpoint.find(folder, "last"), own_schemes=True)
 
 
 def build_model(config: TrainConfig, vocab_size: int) -> Transformer:

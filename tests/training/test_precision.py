@@ -38,7 +38,8 @@ def test_unknown_names():
 def test_order_of_a_scaled_step(monkeypatch):
     import torch.nn.utils
 
-    from train import Loop, State
+    from train import Loop
+    from training.checkpoint import State
 
     called = []
 
@@ -57,7 +58,7 @@ def test_order_of_a_scaled_step(monkeypatch):
             context_length=4,
             seed=1,
         ),
-        state=State(),
+        state=State(data_hash=""),
         optimizer=torch.optim.SGD([weight]),
         precision=Precision("fp32", CPU),
         compiled=lambda tokens, targets, segments, pos: targets * weight,

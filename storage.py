@@ -1,0 +1,39 @@
+"""Files that are whole or absent: what every writer of results, checkpoints and token files shares."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+
+def digest(path: str | Path) -> str:
+    """SHA-256 of a file's content, hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def flush(path: Path) -> None:
+    """Through to the disk: a file's content, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """A reader sees the old file or the new one, never a part: written beside it, then renamed."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    try:
+        with open(draft, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, text: str) -> None:
+    replace(path, lambda file: file.write(text.encode()))
