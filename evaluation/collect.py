@@ -25,8 +25,12 @@ FREE = re.compile(
     r"seed|resume|device|compile|tracker\..*|data\.cache_dir|train\.(log|save)_every|train\.keep"
 )
 
-# What is compared: groups may differ in it, and in nothing else where a claim is made.
-METHOD = re.compile(r"position\..*|model\.softmax_scale|train\.position_range")
+# What is compared: groups may differ in it, and in nothing else where a claim is made. What has a
+# warning in words of its own is not said again.
+METHOD = re.compile(
+    r"position\..*|model\.softmax_scale|train\.position_range"
+    r"|context_length|data\..*|tokenizer\..*|train\.(steps|batch_size)"
+)
 
 
 @dataclass(frozen=True)
@@ -178,6 +182,7 @@ def obstacles(groups: Sequence[Group]) -> list[str]:
         "use different tokenizers, so a token is not the same thing (bits per byte still compare)": (
             lambda run: run.header["tokenizer_hash"]
         ),
+        "were trained at different context lengths": lambda run: run.header["trained_context"],
         "were trained on different numbers of tokens": lambda run: run.tokens_trained,
         "were evaluated in different precision": lambda run: run.header["precision"],
     }

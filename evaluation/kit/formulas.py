@@ -80,7 +80,8 @@ class Sinusoidal(Reference):
         for i in range(C):
             angle = pos / self.settings["base"] ** ((i - i % 2) / C)
             waves[:, i] = angle.sin() if i % 2 == 0 else angle.cos()
-        return x / (2 * x.pow(2).mean(-1, keepdim=True)).sqrt() + waves
+        square = x.pow(2).mean(-1, keepdim=True).clamp(min=1e-24)
+        return x / (2 * square).sqrt() + waves
 
 
 # Biases -------------------------------------------------------------------------------------------

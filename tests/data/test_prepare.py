@@ -148,7 +148,7 @@ def some_then_kill(self, texts):
 if how == "encoding":
     Tokenizer.encode_batch = some_then_kill
 elif how == "syncing":  # all is written, not yet under its name
-    prepare.sync = kill
+    prepare.flush = kill
 t.prepare_split(t.build(Path(sys.argv[1]), "killed"), "train", t.Bytes().train([]))
 """
 

@@ -31,6 +31,7 @@ HEADER = {
     "torch": "2.13.0",
     "commit": "c",
 }
+CODE = {key: HEADER[key] for key in results.CODE}
 DOCUMENTS = np.array([3000, 900, 40])
 
 
@@ -61,7 +62,7 @@ def test_a_row_is_a_token_weighted_mean():
     plan = protocols.sliding(DOCUMENTS, 64, stride=16)
     scores = scored(plan)
     ((row, kept),) = results.make_rows(plan, scores)
-    assert tuple(row) == results.ROW
+    assert (*row, *results.CODE) == results.ROW  # saving adds which code it was
     nats = float(scores.nats.astype(np.float64).sum())
     assert row["tokens_scored"] == len(scores) == 2999 + 899 + 39
     assert row["nats"] == pytest.approx(nats, rel=1e-12)
@@ -131,7 +132,7 @@ def test_files_come_back_as_they_went(tmp_path):
     ]
     assert tuple(strict(path)) == (*results.HEADER, "rows")
     found = results.load(path)
-    assert found.header == HEADER and found.rows == [row for row, _ in saved]
+    assert found.header == HEADER and found.rows == [{**row, **CODE} for row, _ in saved]
     for (_, before), after in zip(saved, found.scores, strict=True):
         for name, kind in (("nats", "f4"), ("document", "i4"), ("index", "i4"), ("bytes", "i4")):
             assert getattr(after, name).dtype == kind
@@ -150,7 +151,8 @@ def test_evaluating_again_replaces_equal_rows_and_keeps_the_others(tmp_path):
         ("sliding", 128, 32),
         ("non_overlapping", 32, None),
     ]
-    assert found.rows[1] == again[0][0] and found.rows[0] == entries(64)[0][0]
+    assert found.rows[1] == {**again[0][0], **CODE, "commit": "later"}
+    assert found.rows[0] == {**entries(64)[0][0], **CODE}
     assert np.array_equal(found.scores[1].nats, again[0][1].nats)
     assert np.array_equal(found.scores[0].nats, entries(64)[0][1].nats)
 
