@@ -20,6 +20,7 @@ from errors import UserError
 from model.attention import Places, restarted, smallest, turn_and_attend
 from model.cache import Cache, LayerCache
 from model.config import ModelConfig
+from model.kernels import RMSNorm, mean_nats
 from model.position import build_positions
 from model.position.base import Clock, Position, wide
 
@@ -71,9 +72,9 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.attn_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.attn_norm = RMSNorm(config.d_model, eps=config.norm_eps)
         self.attn = Attention(config)
-        self.ffn_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.ffn_norm = RMSNorm(config.d_model, eps=config.norm_eps)
         self.ffn = FeedForward(config)
 
     def forward(
@@ -90,7 +91,7 @@ class Transformer(nn.Module):
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.d_model)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
-        self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.norm = RMSNorm(config.d_model, eps=config.norm_eps)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.embed.weight
@@ -129,12 +130,14 @@ class Transformer(nn.Module):
         tokens: Tensor,
         targets: Tensor | None = None,
         *,
+        mean: bool = False,
         pos: Tensor | None = None,
         segments: Tensor | None = None,
         window: int | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Logits (B, T, V) float32; with targets (B, K) nats (B, K) float32 of the last K positions.
+        """Logits (B, T, V) float32; with targets (B, K) nats (B, K) float32 of the last K positions,
+        or their mean, the loss to train on.
 
         tokens (B, T); pos (T,) or (B, T), by default counting on from the cache, or from 0 in each
         document; segments (B, T) document numbers, where a token may see its own document alone;
@@ -143,7 +146,10 @@ class Transformer(nn.Module):
         x = self.features(tokens, pos=pos, segments=segments, window=window, cache=cache)
         if targets is None:
             return self.head(x).float()
-        return self.nats(x[:, -targets.shape[1] :], targets)
+        x = x[:, x.shape[1] - targets.shape[1] :]
+        if mean:
+            return mean_nats(x.flatten(0, 1), self.head.weight, targets.flatten())
+        return self.nats(x, targets)
 
     def features(
         self,

@@ -48,7 +48,7 @@ class RoPE(Position):
             )
         self.base = base
         self.turning = int(keep * self.width // 2)  # pairs
-        self.pairs = split_half if layout == "split_half" else interleaved
+        self.layout = SplitHalf() if layout == "split_half" else Interleaved()
 
     def frequencies(self, length: int, device: torch.device) -> Tensor:
         """(R/2,) angle in radians that each pair turns per position."""
@@ -77,14 +77,28 @@ class RoPE(Position):
         """x (B, H, T, D), the first R channels turned, in float32 whatever x is; waves (..., T, R/2)."""
         front = wide(x[..., : self.width])
         cos, sin = (a.unsqueeze(-3).to(front.dtype) for a in (cos, sin))  # one for all heads
-        return torch.cat((self.pairs(front, cos, sin).type_as(x), x[..., self.width :]), dim=-1)
+        # (a cos - b sin, b cos + a sin) of all pairs at once: whole rows are quicker than halves
+        cos, sin = self.layout.join(cos, cos), self.layout.join(-sin, sin)
+        turned = torch.addcmul(front * cos, self.layout.swap(front), sin).type_as(x)
+        rest = x[..., self.width :]
+        return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 
 
-def split_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+class SplitHalf:
+    """Channel t is paired with channel t + R/2."""
+
+    def join(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.cat((a, b), dim=-1)
+
+    def swap(self, x: Tensor) -> Tensor:
+        return x.roll(x.shape[-1] // 2, dims=-1)
 
 
-def interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = x[..., 0::2], x[..., 1::2]
-    return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+class Interleaved:
+    """Channel 2t is paired with channel 2t + 1."""
+
+    def join(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.stack((a, b), dim=-1).flatten(-2)
+
+    def swap(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)

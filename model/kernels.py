@@ -1,0 +1,83 @@
+"""The norm and the loss with a backward pass by hand, for eager mode on a CPU.
+
+PyTorch's own are made of small steps there: a pass over memory for each, its result kept till the
+backward pass. Together these two save a tenth of a training step (docs/performance.md). Under
+torch.compile, which fuses the steps itself, on a GPU, which has kernels for them, and in mixed
+precision PyTorch's own run; `by_hand` decides.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+LOGIT_ELEMENTS = 2**21  # logits held at once: 8 MiB in float32, for a cache to hold
+
+
+def by_hand(*tensors: Tensor) -> bool:
+    return not torch.compiler.is_compiling() and all(
+        x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) for x in tensors
+    )
+
+
+class RMSNorm(nn.RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        if by_hand(x, self.weight):
+            return RMSNormByHand.apply(x, self.weight, self.eps)
+        return super().forward(x)
+
+
+def mean_nats(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Mean of -log softmax(weight x)[target] over x (N, C) and targets (N,), with weight (V, C)."""
+    if by_hand(x, weight) and not torch.is_autocast_enabled("cpu"):
+        return MeanNatsByHand.apply(x, weight, targets)
+    return F.cross_entropy(F.linear(x, weight).float(), targets)
+
+
+class RMSNormByHand(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
+        scale = square.div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        return (x * scale).mul_(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        unit = x * scale
+        product = grad * unit
+        grad_weight = product.flatten(0, -2).sum(dim=0)
+        mean = (product @ weight).div_(x.shape[-1]).unsqueeze(-1)
+        grad_x = (grad * weight).addcmul_(unit, mean, value=-1).mul_(scale)
+        return grad_x, grad_weight, None
+
+
+class MeanNatsByHand(Function):
+    """Gradients are found in the same pass, while a part of the logits lies in the cache."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        rows = max(1, LOGIT_ELEMENTS // len(weight))
+        grad_x, grad_weight = torch.empty_like(x), torch.zeros_like(weight)
+        total = x.new_zeros(())
+        for a, t, g in zip(x.split(rows), targets.split(rows), grad_x.split(rows), strict=True):
+            p = F.log_softmax(a @ weight.T, dim=-1)
+            total -= p.gather(1, t[:, None]).sum()
+            p.exp_()
+            p.scatter_add_(1, t[:, None], p.new_full((len(t), 1), -1.0))
+            torch.mm(p, weight, out=g)
+            grad_weight.addmm_(p.T, a)
+        ctx.save_for_backward(grad_x, grad_weight)
+        return total / len(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        grad_x, grad_weight = ctx.saved_tensors
+        scale = grad / len(grad_x)
+        return grad_x * scale, grad_weight * scale, None
