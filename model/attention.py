@@ -20,7 +20,11 @@ from torch import Tensor
 from model.fold import fold
 from model.position.base import Clock, Position
 
-BLOCK_ELEMENTS = 2**24  # of a dense block of scores: 64 MiB in float32
+# How many queries a block may hold: near queries fold more exactly; a block that is no view of a
+# line of numbers takes memory, the more so where a pair's score is computed (FIRE: 32 numbers each).
+MOST_ROWS = {"none": 1024, "clock": 256, "distance": 1024, "pair": 1024}
+MOST_ELEMENTS = {"none": 2**24, "clock": 2**24, "distance": 2**24, "pair": 2**19}
+FEWEST_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -141,8 +145,12 @@ def dense_blocks(
     strided = position.form != "pair" and (position.form != "distance" or places.consecutive)
     table = by_distance(position if strided else None, torch.arange(Tk, device=q.device), window)
     batch = 1 if places.segments is None and places.q_pos.dim() == 1 else q.shape[0]
-    most = 256 if position.form == "clock" else 1024  # near queries fold more exactly
-    rows = max(16, min(most, BLOCK_ELEMENTS // (batch * H * Tk)))
+    rows = MOST_ROWS[position.form]
+    if not strided or places.segments is not None or q.dtype == torch.bfloat16:
+        rows = min(rows, MOST_ELEMENTS[position.form] // (batch * H * Tk))
+    if window is not None:
+        rows = min(rows, max(64, window))  # a block's corners outside the window are wasted work
+    rows = max(FEWEST_ROWS, rows)
     for a in range(0, Tq, rows):
         b = min(a + rows, Tq)
         high = Tk - Tq + b
@@ -156,7 +164,8 @@ def dense_blocks(
             if places.segments is not None:
                 i = places.segments[:, None, high - (b - a) : high].flip(-1).unsqueeze(-1)
                 block = block.masked_fill(i != places.segments[:, None, None, low:high], -torch.inf)
-            return block.to(q.dtype)
+            # four dimensions: with three PyTorch leaves the fused kernel without a word
+            return block.to(q.dtype).view(-1, *block.shape[-3:])
 
         yield a, b, low, high, mask
 

@@ -70,11 +70,11 @@ class Table(Position):
 @contextmanager
 def small_blocks() -> Iterator[None]:
     """Attention in as many chunks of queries as it can be cut into."""
-    before, attention.BLOCK_ELEMENTS = attention.BLOCK_ELEMENTS, 1
+    before, attention.MOST_ROWS = attention.MOST_ROWS, dict.fromkeys(attention.MOST_ROWS, 1)
     try:
         yield
     finally:
-        attention.BLOCK_ELEMENTS = before
+        attention.MOST_ROWS = before
 
 
 def cases(s: Subject) -> Iterator[Case]:
