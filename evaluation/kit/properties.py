@@ -159,6 +159,7 @@ def materialised(s: Subject) -> Result:
     if extra:
         raise AssertionError(f"saved beside the parameters: {sorted(extra)}")
     model.load_state_dict(state)
+    model.requires_grad_(False)  # as the saved one: learned scores train on another kernel
     return Result(gap(model.features(s.tokens()), saved.features(s.tokens())), 0.0)
 
 

@@ -61,7 +61,9 @@ def watched(training: bool) -> Iterator[Watch]:
 
 
 def run(model: Transformer, watch_training: bool, length: int = T) -> Watch:
-    text = torch.randint(SHAPE.vocab_size, (1, length + 1), generator=torch.Generator().manual_seed(0))
+    text = torch.randint(
+        SHAPE.vocab_size, (1, length + 1), generator=torch.Generator().manual_seed(0)
+    )
     with watched(watch_training) as watch:
         loss = model(text[:, :-1], text[:, 1:], mean=watch_training)
         if watch_training:
