@@ -46,31 +46,22 @@ def tests(bench: Bench) -> Cases:
     """The project's own tests that need a GPU, in a process of their own."""
 
     def run() -> dict[str, Any]:
-        words = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-m",
-            "gpu",
-            "tests/gpu",
-            "-q",
-            "-rfE",
-            "--tb=line",
-        ]
+        words = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/gpu", "-rfE", "--tb=line"]
         try:
-            done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=150)
+            done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
         except subprocess.TimeoutExpired as late:
             said = late.stdout or b""
             said = said if isinstance(said, str) else said.decode(errors="replace")
             return {"exit": None, "said": said.splitlines()[-40:]}
-        return {"exit": done.returncode, "said": (done.stdout + done.stderr).splitlines()[-60:]}
+        said = (done.stdout + done.stderr).strip().splitlines()
+        return {"exit": done.returncode, "result": (said or [""])[-1], "said": said[-60:]}
 
     yield {"case": "pytest"}, run
 
 
 PARTS = {  # in this order, with the weight of their share of the time; what is left goes to the last
     "ceiling": (20, gpu_models.ceiling),
-    "tests": (90, tests),
+    "tests": (110, tests),
     "training": (100, gpu_models.training),
     "fold": (25, gpu_attention.fold),
     "flex": (50, gpu_attention.flex),
@@ -143,8 +134,8 @@ def run_part(name: str, cases: Cases, journal: Journal, share: float, end: float
 
 def tidy() -> None:
     torch._dynamo.reset()
-    gc.collect()
     if torch.cuda.is_available():
+        gc.collect()
         torch.cuda.empty_cache()
 
 

@@ -41,12 +41,12 @@ def position_of(name: str, heads: int, width: int, device: torch.device | str) -
 
 def inputs(
     heads: int, width: int, length: int, dtype: torch.dtype, device: torch.device | str
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """q, k, v (1, H, T, D) in `dtype`, and a layer's input x (1, T, C) for clocks that read it."""
     generator = torch.Generator().manual_seed(length)
-    made = [torch.randn(1, heads, length, width, generator=generator) for _ in range(3)]
+    q, k, v = torch.randn(3, 1, heads, length, width, generator=generator).to(device, dtype)
     x = torch.randn(1, length, heads * width, generator=generator)
-    return *(t.to(device, dtype) for t in made), x.to(device)
+    return q, k, v, x.to(device)
 
 
 def our_attention(position: Position, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def fold(bench: Bench) -> Cases:
                     yield about, work
 
 
-def kernels(position: Position, made: tuple[Tensor, ...]) -> str | None:
+def kernels(position: Position, made: tuple[Tensor, Tensor, Tensor, Tensor]) -> str | None:
     """The attention kernels that CUDA ran; None on a CPU."""
     if made[0].device.type != "cuda":
         return None
@@ -172,9 +172,9 @@ def one_flex(bench: Bench, name: str, length: int, kind: str) -> dict[str, Any]:
         found["forward_seconds"] = bench.time(lambda: attend(q, k, v), bench.pick(10, 1))
     if kind == "flex" and device.type == "cpu":  # PyTorch has no backward for it there
         return found
-    leaves = [t.requires_grad_() for t in (q, k, v)]
+    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
 
     def both() -> None:
-        attend(*leaves).sum().backward()
+        attend(leaves[0], leaves[1], leaves[2]).sum().backward()
 
     return found | {"both_seconds": bench.time(both, bench.pick(10, 1))}

@@ -46,7 +46,7 @@ def llama(shape: Shape, path: str | None) -> Built:
         max_position_embeddings=shape.context,
         tie_word_embeddings=True,
         use_cache=False,
-        attn_implementation="sdpa",
+        attn_implementation="sdpa",  # type: ignore
     )
 
     def loss(model: Any, tokens: Tensor) -> Tensor:  # it shifts the labels itself

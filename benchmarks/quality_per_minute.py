@@ -128,8 +128,8 @@ def measure(settings: Settings, corpus: Any = None) -> dict[str, Any]:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     text, held_out, vocab_size = streams(corpus or shakespeare())
-    windows = Loader(held_out, context_length=CONTEXT, batch_size=256, seed=0, document_mask=False)
-    count = max(1, min(settings.eval_tokens, len(held_out.tokens)) // (256 * CONTEXT))
+    windows = Loader(held_out, context_length=CONTEXT, batch_size=32, seed=0, document_mask=False)
+    count = max(1, min(settings.eval_tokens, len(held_out.tokens)) // (32 * CONTEXT))
     validation = [windows.batch(i).tokens for i in range(count)]
     report: dict[str, Any] = {"machine": machine(), "settings": asdict(settings), "seeds": []}
     report["settings"].pop("nanogpt")

@@ -21,8 +21,8 @@ TICK = (
     1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
 )  # seconds that Linux counts in
 WINDOW, PATIENCE = 0.25, 60.0  # seconds
-CEILING = "GEMM 2048^3 fp32"
-PRODUCTS = 4  # a sample of the ceiling
+CEILING = "float32 matrix product"
+SIZE, PRODUCTS = 2048, 4  # of the ceiling's matrices; products a sample
 
 Case = Callable[[], object]
 
@@ -104,17 +104,25 @@ def seconds(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def ratio(a: Sequence[Sample], b: Sequence[Sample]) -> dict[str, float]:
-    """Time of a by time of b: the median over rounds of the round's ratio, the lowest and the highest."""
+    """Time of a by time of b: the median over rounds of the round's ratio, the lowest, the highest.
+
+    Of rounds where both were clean, `rounds` of them; of all if there is none such.
+    """
     pairs = list(zip(a, b, strict=True))
     both = [x and y for x, y in zip(usable(a), usable(b), strict=True)]
     kept = both if any(both) else [True] * len(pairs)
     found = [x.seconds / y.seconds for (x, y), use in zip(pairs, kept, strict=True) if use]
-    return {"ratio": statistics.median(found), "low": min(found), "high": max(found)}
+    return {
+        "ratio": statistics.median(found),
+        "low": min(found),
+        "high": max(found),
+        "rounds": len(found),
+    }
 
 
-def matrix_product(size: int = 2048) -> Case:
+def matrix_product() -> Case:
     """The ceiling: `PRODUCTS` products of random float32 matrices."""
-    a, b, out = (torch.randn(size, size) for _ in range(3))
+    a, b, out = (torch.randn(SIZE, SIZE) for _ in range(3))
 
     def work() -> None:
         for _ in range(PRODUCTS):
@@ -124,7 +132,7 @@ def matrix_product(size: int = 2048) -> Case:
     return work
 
 
-def gflops(samples: Sequence[Sample], size: int = 2048) -> dict[str, float]:
+def gflops(samples: Sequence[Sample]) -> dict[str, float]:
     """Of `matrix_product`: median and best."""
-    found, work = seconds(samples), PRODUCTS * 2 * size**3 / 1e9
+    found, work = seconds(samples), PRODUCTS * 2 * SIZE**3 / 1e9
     return {"median": work / found["seconds"], "best": work / found["fastest"]}
