@@ -1,6 +1,6 @@
 """What evaluation costs by scheme and length: time in turns in one process, memory in a process of its own.
 
-python -m benchmarks.evaluation                # about 45 minutes on two cores; schemes=none,rope,alibi for less
+python -m benchmarks.evaluation                            # schemes=none,rope,alibi takes less time
 
 A 3M model reads one text of 512 to 16,384 tokens and scores all of them (`all`), or the last 32, as the
 protocol same_tokens does (`last`). Memory is the peak of the resident set (VmHWM, reset before the reading)

@@ -1,6 +1,6 @@
 """Training speed on a CPU: ours against other people's models of equal shape, and every scheme against none.
 
-python -m benchmarks.speed nanogpt=/path/to/nanoGPT      # eager, about half an hour on two cores
+python -m benchmarks.speed nanogpt=/path/to/nanoGPT
 python -m benchmarks.speed nanogpt=/path/to/nanoGPT compile=true part=peers out=docs/results/speed-compiled.json
 
 All cases of a table live in one process and take turns, the machine's own ceiling (a float32 matrix product)
