@@ -1,13 +1,17 @@
-"""Puts the tables of a report into the README: python -m docs.readme, after compare.py ... out=docs/results/demo
+"""Puts the tables of committed results into the pages that show them: python -m docs.readme
 
-Only what stands between the two marks is replaced, so that the numbers there are a command's and never typed.
+After `compare.py ... out=docs/results/demo` or a benchmark. Only what stands between two marks, `<!-- demo -->` and
+`<!-- /demo -->`, is replaced, so that the numbers there are a command's and never typed.
 """
 
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-README, REPORT = Path("README.md"), Path("docs/results/demo/report.md")
-MARKS = re.compile(r"(<!-- demo -->\n).*?(<!-- /demo -->)", re.S)
+from docs import performance
+
+ROOT = Path(__file__).parents[1]
+REPORT = Path("docs/results/demo/report.md")
 PROTOCOLS = {
     "same_tokens": "The same tokens at every length",
     "non_overlapping": "Non-overlapping windows",
@@ -25,8 +29,8 @@ def tables(report: str) -> dict[str, str]:
     return found
 
 
-def section(report: str) -> str:
-    found = tables(report)
+def demo() -> str:
+    found = tables((ROOT / REPORT).read_text())
     picture = f"![Perplexity against context length, same tokens]({REPORT.parent}/perplexity-same_tokens.svg)"
     parts = [
         f"{title} (`{name}`), perplexity:\n\n{found[name]}" for name, title in PROTOCOLS.items()
@@ -34,6 +38,23 @@ def section(report: str) -> str:
     return "\n".join([picture + "\n", *parts])
 
 
+PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "README.md": {"demo": demo},
+    "docs/performance.md": performance.SECTIONS,
+}
+
+
+def filled(page: str) -> str:
+    """The page's text with what its marks should hold today."""
+    text = (ROOT / page).read_text()
+    for name, section in PAGES[page].items():
+        marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.S)
+        if not marks.search(text):
+            raise ValueError(f"{page} has no marks <!-- {name} -->")
+        text = marks.sub(lambda m, section=section: m[1] + section() + m[2], text)
+    return text
+
+
 if __name__ == "__main__":
-    text = MARKS.sub(lambda m: m[1] + section(REPORT.read_text()) + m[2], README.read_text())
-    README.write_text(text)
+    for page in PAGES:
+        (ROOT / page).write_text(filled(page))

@@ -1,0 +1,112 @@
+"""Command lines of benchmarks, the machine that a number was measured on, and results as they come.
+
+`python -m benchmarks.speed rounds=3 sizes=3M,10M`: `key=value` as the commands of the project take it, against
+the fields of a dataclass. What is unusual: nothing here needs Hydra or a YAML library, so that a GPU machine
+with torch and NumPy alone can run what it must.
+"""
+
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_origin, get_type_hints
+
+from configs.check import fit, nearest
+from errors import UserError
+from storage import replace_text
+
+T = TypeVar("T")
+ROOT = Path(__file__).parents[1]
+
+
+def scalar(text: str) -> Any:
+    """What YAML makes of an unquoted word: null, true, false, a number or the word."""
+    named = {"null": None, "true": True, "false": False}
+    if text in named:
+        return named[text]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def parse(kind: type[T], arguments: Sequence[str]) -> T:
+    """The dataclass `kind` with `key=value` set; lists are written a,b,c."""
+    types, values = get_type_hints(kind), {}
+    for argument in arguments:
+        key, given, text = argument.partition("=")
+        if not given:
+            raise UserError(f"{argument} is no key=value{nearest(key, types)}")
+        if key not in types:
+            raise UserError(f"{key} is no setting here{nearest(key, types)}")
+        if types[key] in (str, str | None):
+            values[key] = text
+        elif get_origin(types[key]) is list:
+            parts = [part for part in text.strip("[]").split(",") if part]
+            strings = types[key] == list[str]
+            values[key] = fit(key, parts if strings else [*map(scalar, parts)], types[key])
+        else:
+            values[key] = fit(key, scalar(text), types[key])
+    return kind(**values)
+
+
+def command(kind: type[T], work: Callable[[T], object], about: str | None) -> None:
+    """Run `work` with the settings of the command line; errors of the user's are one line."""
+    if "--help" in sys.argv[1:]:
+        defaults = dataclasses.asdict(kind())  # type: ignore[call-overload]
+        print(about, *(f"{key}={value}" for key, value in defaults.items()), sep="\n")
+        return
+    try:
+        work(parse(kind, sys.argv[1:]))
+    except UserError as error:
+        sys.exit(str(error))
+
+
+def machine(device: str = "cpu") -> dict[str, Any]:
+    """What a reader must know to compare a number with one from elsewhere."""
+    import torch
+
+    found = {
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": commit(),
+    }
+    if device.startswith("cuda"):
+        found["gpu"] = torch.cuda.get_device_name()
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def commit() -> str | None:
+    """git's, with a "+" where the code is not the commit's; None without git."""
+    try:
+        words = ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.strip() or None
+
+
+def save(path: str | Path, report: dict[str, Any]) -> None:
+    """The report so far, whole: called after each part, so that a stop loses only the rest."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    replace_text(Path(path), json.dumps(report, indent=1, allow_nan=False) + "\n")

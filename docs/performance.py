@@ -1,0 +1,195 @@
+"""The tables of docs/performance.md, from what the benchmarks wrote into docs/results: `python -m docs.readme`.
+
+A section whose result is not there says so, with the command that would make it.
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+Section = Callable[[], str]
+
+
+def missing(command: str) -> str:
+    return f"Not measured yet: `python -m benchmarks.{command}`.\n"
+
+
+def load(name: str) -> Any:
+    """The report, None if there is none."""
+    path = RESULTS / name
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown, numbers to the right: the first column holds names."""
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, rule, *rows))
+
+
+def machine(report: Mapping[str, Any]) -> str:
+    found = report["machine"]
+    commit = str(found["commit"])
+    return (
+        f"{found['processor']}, {found['threads']} threads, torch {found['torch']}, "
+        f"commit {commit[:10]}{'+' * commit.endswith('+')}."
+    )
+
+
+def spread(found: Mapping[str, float] | None) -> str:
+    """A ratio with the lowest and the highest round."""
+    return "" if found is None else f"{found['ratio']:.2f} ({found['low']:.2f}–{found['high']:.2f})"
+
+
+def clean(row: Mapping[str, Any]) -> str:
+    return f"{'?' if row['clean'] is None else row['clean']}/{row['rounds']}"
+
+
+def peers(name: str, command: str) -> str:
+    report = load(name)
+    found = [t for t in report["tables"] if t["part"] == "peers"] if report else []
+    if not found:
+        return missing(command)
+    absent = "".join(f" {who}: {why}." for who, why in report["absent"].items())
+    return f"{machine(report)}{absent}\n\n" + "\n".join(map(peers_table, found))
+
+
+def peers_table(found: Mapping[str, Any]) -> str:
+    best, median = found["ceiling_gflops"]["best"], found["ceiling_gflops"]["median"]
+    title = (
+        f"{found['size']}, {found['length']} tokens, batches of {found['batch']}; matrix product of 2,048 in the "
+        f"same rounds: {median:.0f} GFLOP/s (best {best:.0f})."
+    )
+    theirs = {row["case"] for row in found["rows"] if "ours" in row}
+    rows = []
+    for row in sorted(found["rows"], key=lambda r: r["seconds"]):
+        who = row["case"] if row["case"] in theirs else f"**ours, {row['case']}**"
+        rows.append([
+            who + ", compiled" * row["compiled"],
+            f"{row['seconds']:.3f}",
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['utilisation']:.2f}",
+            f"{spread(row['ours'])} {row['ours']['case']}" if "ours" in row else "",
+            clean(row),
+        ])  # fmt: skip
+    head = ["model", "s a step", "tokens/s", "of the ceiling", "our time / its", "clean"]
+    return f"{title}\n\n{table(head, rows)}"
+
+
+def schemes() -> str:
+    report = load("speed.json")
+    found = [t for t in report["tables"] if t["part"] == "schemes"] if report else []
+    if not found:
+        return missing("speed part=schemes")
+    names = [row["case"] for row in found[0]["rows"] if not row["compiled"]]
+    at = [{r["case"]: r for r in t["rows"] if not r["compiled"]} for t in found]
+    rows = [
+        [n, *(cell for t in at for cell in (spread(t[n]["of_none"]), clean(t[n])))] for n in names
+    ]
+    head = [
+        "scheme",
+        *(c for t in found for c in (f"time / none, {t['length']:,} tokens", "clean")),
+    ]
+    ceilings = ", ".join(f"{t['ceiling_gflops']['median']:.0f}" for t in found)
+    return f"{machine(report)} Ceiling: {ceilings} GFLOP/s.\n\n{table(head, rows)}"
+
+
+def evaluation() -> str:
+    report = load("evaluation-speed.json")
+    if not report:
+        return missing("evaluation")
+    parts = [machine(report) + "\n"]
+    for kind, title in (("all", "All tokens scored"), ("last", "The last 32 scored")):
+        lengths = sorted({row["length"] for row in report["rows"]})
+        names = list(dict.fromkeys(row["scheme"] for row in report["rows"]))
+        at = {(r["scheme"], r["length"]): r for r in report["rows"] if r["scored"] == kind}
+        rows = [[name, *(cost(at.get((name, n))) for n in lengths)] for name in names]
+        parts.append(f"{title}:\n\n{table(['scheme', *(f'{n:,}' for n in lengths)], rows)}")
+    if report.get("growth"):
+        rows = [
+            [f"{g['scheme']}, {g['scored']}", f"{g['seconds']:.2f}", number(g["memory"], ".2f")]
+            for g in report["growth"]
+        ]
+        ends = f"{report['growth'][0]['from']:,} to {report['growth'][0]['to']:,} tokens"
+        parts.append(
+            f"From {ends}, times as much:\n\n{table(['scheme, scored', 'time', 'memory'], rows)}"
+        )
+    return "\n".join(parts)
+
+
+def cost(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    memory = number(row["memory_mib"], ",.0f")
+    return f"{row['seconds']:.3g} s, {row['of_none']['ratio']:.2f} x none, {memory} MiB"
+
+
+def number(value: float | None, form: str) -> str:
+    return "?" if value is None else format(value, form)
+
+
+def quality() -> str:
+    report = load("quality.json")
+    if not report:
+        return missing("quality_per_minute nanogpt=/path/to/nanoGPT")
+    rows = []
+    for name in report["seeds"][0]["curves"]:
+        ends = [seed["curves"][name][-1] for seed in report["seeds"]]
+        losses = [end["loss"] for end in ends]
+        of = statistics.mean(
+            end["loss"] - seed["curves"]["nanoGPT"][-1]["loss"]
+            for end, seed in zip(ends, report["seeds"], strict=True)
+        )
+        rows.append([
+            name if name == "nanoGPT" else f"**ours, {name}**",
+            f"{statistics.mean(end['tokens'] for end in ends):,.0f}",
+            f"{statistics.mean(end['seconds'] for end in ends):.0f}",
+            f"{statistics.mean(losses):.3f} ({min(losses):.3f}–{max(losses):.3f})",
+            "" if name == "nanoGPT" else f"{of:+.3f}",
+        ])  # fmt: skip
+    head = ["model", "tokens", "s of training", "validation loss, nats a byte", "minus nanoGPT's"]
+    seeds = f"{len(report['seeds'])} seed{'s' * (len(report['seeds']) > 1)}"
+    return f"{machine(report)} {seeds}, means (lowest–highest).\n\n{table(head, rows)}"
+
+
+def gpu() -> str:
+    path = RESULTS / "gpu.jsonl"
+    if not path.exists():
+        return f"Nothing of this project has run on a GPU yet. {missing('gpu')}"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    first = rows[0]
+    parts = [f"{first['gpu']}, CUDA {first['cuda']}, torch {first['torch']}.\n"]
+    for part in dict.fromkeys(row["part"] for row in rows[1:] if row["part"] != "end"):
+        parts.append(f"{part}:\n\n{loose_table([r for r in rows if r['part'] == part])}")
+    return "\n".join(parts)
+
+
+def loose_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Whatever the rows have; long texts stay in the file."""
+    left_out = {"part", "traceback", "said", "kernels"}
+    keys = [k for k in dict.fromkeys(k for row in rows for k in row) if k not in left_out]
+    cells = [[loose(row.get(key)) for key in keys] for row in rows]
+    return table([key.replace("_", " ") for key in keys], cells)
+
+
+def loose(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    return str(value).replace("|", "/").replace("\n", " ")[:80]
+
+
+SECTIONS: Mapping[str, Section] = {
+    "peers": lambda: peers("speed.json", "speed nanogpt=/path/to/nanoGPT"),
+    "compiled": lambda: peers(
+        "speed-compiled.json",
+        "speed nanogpt=/path/to/nanoGPT compile=true part=peers out=docs/results/speed-compiled.json",
+    ),
+    "schemes": schemes,
+    "evaluation": evaluation,
+    "quality": quality,
+    "gpu": gpu,
+}

@@ -1,0 +1,273 @@
+"""Each benchmark runs at a toy size and writes what docs/performance.md reads; the arithmetic behind is right."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import yaml
+from conftest import ROOT, SCHEMES
+
+from benchmarks import evaluation, gpu, options, peers, quality_per_minute, speed, subjects, timing
+from benchmarks.timing import Sample
+from data.files import Files
+from docs import performance
+from errors import UserError
+
+NANOGPT = """
+import torch, torch.nn as nn, torch.nn.functional as F
+from dataclasses import dataclass
+
+@dataclass
+class GPTConfig:
+    block_size: int; vocab_size: int; n_layer: int; n_head: int; n_embd: int; dropout: float; bias: bool
+
+class GPT(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.head = nn.Linear(config.n_embd, config.vocab_size)
+    def forward(self, idx, targets=None):
+        logits = self.head(self.wte(idx))
+        return logits, F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1))
+    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
+        return torch.optim.AdamW(self.parameters(), lr=learning_rate, betas=betas)
+"""
+# Makes every Python that is started with it on its path a machine without these packages.
+WITHOUT = """
+import sys
+from importlib.machinery import PathFinder
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in {names} else super().find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Without
+"""
+ABSENT = {
+    "hydra", "omegaconf", "yaml", "datasets", "tokenizers", "transformers", "x_transformers", "wandb", "rich",
+    "matplotlib", "scipy", "hypothesis", "pytest_timeout",
+}  # fmt: skip
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A folder that looks like nanoGPT's from outside."""
+    folder = tmp_path / "nanoGPT"
+    folder.mkdir()
+    (folder / "model.py").write_text(NANOGPT)
+    return str(folder)
+
+
+@pytest.fixture
+def shown(tmp_path, monkeypatch):
+    """The text of a section of docs/performance.md, from results in tmp_path."""
+    monkeypatch.setattr(performance, "RESULTS", tmp_path)
+    return lambda name: performance.SECTIONS[name]()
+
+
+@pytest.fixture(autouse=True)
+def low_ceiling(monkeypatch):
+    monkeypatch.setattr(timing, "SIZE", 64)
+
+
+def test_speed(tmp_path, checkout, shown):
+    words = ["sizes=tiny", "lengths=16", "scheme_size=tiny", "scheme_lengths=16", "tokens=32"]
+    words += ["rounds=1", "patience=0", f"nanogpt={checkout}", f"out={tmp_path}/speed.json"]
+    speed.measure(options.parse(speed.Settings, words))
+    report = json.loads((tmp_path / "speed.json").read_text())
+    against, schemes = report["tables"]
+    rows = {row["case"]: row for row in against["rows"]}
+    theirs = {"transformers Llama", "nanoGPT"} | {name for name in rows if "x-trans" in name}
+    assert len(theirs) == 5 and rows.keys() == theirs | {"rope", "learned", "alibi"}
+    assert set(report["absent"]) == {"litgpt", "lingua"}
+    for name, row in rows.items():
+        assert row["loss"] == pytest.approx(math.log(64), rel=0.1), name
+        tokens = 32 / row["seconds"]
+        assert row["tokens_per_second"] == pytest.approx(tokens)
+        if name in theirs:
+            ours = rows[peers.PEERS[name].like]
+            assert row["ours"]["ratio"] == pytest.approx(ours["seconds"] / row["seconds"])
+    assert schemes["rows"][0]["case"] == "none"
+    assert {row["case"] for row in schemes["rows"]} == set(SCHEMES)
+    assert "nanoGPT | 0." in shown("peers") and "| t5 |" in shown("schemes")
+    assert checkout not in json.dumps(report)  # results name no folder of the machine
+
+
+@pytest.mark.slow
+def test_speed_compiled(tmp_path):
+    words = ["part=schemes", "schemes=none", "scheme_size=tiny", "scheme_lengths=16", "tokens=32"]
+    words += ["rounds=1", "patience=0", "compile=true", f"out={tmp_path}/speed.json"]
+    (table,) = speed.measure(options.parse(speed.Settings, words))["tables"]
+    plain, compiled = table["rows"]
+    assert not plain["compiled"] and compiled["compiled"]
+    assert plain["loss"] == pytest.approx(compiled["loss"], rel=1e-2)
+
+
+def test_the_same_model_at_the_same_shape():
+    """Equal sizes, so that a ratio is one of code."""
+    shape = subjects.shape("3M", 64)
+    model, _ = peers.llama(shape, None)
+    ours = subjects.ours(shape, "rope")
+    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in ours.parameters())
+    d, ff, L, V = 256, 704, 4, 4096
+    matrices = L * (4 * d * d + 3 * d * ff) + V * d
+    found = subjects.flops_per_token(ours, shape)
+    assert found == pytest.approx(6 * matrices + 6 * L * 64 * d, rel=1e-3)  # norms are the rest
+    assert found == subjects.flops_per_token(model, shape)
+
+
+def test_evaluation(tmp_path, shown, monkeypatch):
+    asked = []
+
+    def here(name, length, kind, settings):
+        asked.append((name, length, kind))
+        return evaluation.peak(settings.size, name, length, kind)
+
+    real = evaluation.in_subprocess
+    monkeypatch.setattr(evaluation, "in_subprocess", here)
+    out = tmp_path / "evaluation-speed.json"
+    words = ["size=tiny", "schemes=alibi", "lengths=64,128", "rounds=1", "patience=0", f"out={out}"]
+    settings = options.parse(evaluation.Settings, words)
+    evaluation.measure(settings)
+    report = json.loads(out.read_text())
+    rows = report["rows"]
+    assert [(r["scheme"], r["length"], r["scored"]) for r in rows] == asked and len(asked) == 8
+    assert all(row["of_none"]["ratio"] == 1 for row in rows if row["scheme"] == "none")
+    (alibi,) = (g for g in report["growth"] if (g["scheme"], g["scored"]) == ("alibi", "all"))
+    short, long = (r for r in rows if (r["scheme"], r["scored"]) == ("alibi", "all"))
+    assert alibi["seconds"] == pytest.approx(long["seconds"] / short["seconds"])
+    assert "| alibi | 0." in shown("evaluation")
+    if sys.platform == "linux":
+        assert real("none", 128, "all", settings) >= 0
+
+
+def test_peak_memory_is_that_of_the_reading(monkeypatch):
+    if sys.platform != "linux":
+        pytest.skip("asks Linux")
+    reading = evaluation.reading
+
+    def greedy(size, name, length, kind):
+        read = reading(size, name, 64, kind)
+        return read if length == 64 else lambda: torch.ones(2**25).sum()
+
+    monkeypatch.setattr(evaluation, "reading", greedy)
+    assert 120 < evaluation.peak("tiny", "none", 128, "all") < 160  # 128 MiB
+
+
+def test_quality(tmp_path, checkout, shown, monkeypatch):
+    monkeypatch.setattr(quality_per_minute, "TRIAL", 6)
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.txt").write_text(f"{split} of some text to learn by heart. " * 600)
+    corpus = Files(
+        train=[f"{tmp_path}/train.txt"], validation=[f"{tmp_path}/validation.txt"], test=None,
+        text_field="text", held_out=0.1, split_seed=0,
+        document_mask=False, cache_dir=str(tmp_path / "cache"),
+    )  # fmt: skip
+    words = [f"nanogpt={checkout}", "seeds=1", "steps=8", "chunks=2", "schemes=rope", "patience=0"]
+    words += ["eval_tokens=2000"]
+    settings = options.parse(quality_per_minute.Settings, [*words, f"out={tmp_path}/quality.json"])
+    (seed,) = quality_per_minute.measure(settings, corpus)["seeds"]
+    assert seed["curves"].keys() == {"nanoGPT", "rope", "rope, equal time"}
+    assert [p["tokens"] for p in seed["curves"]["rope"]] == [4 * 12 * 64, 8 * 12 * 64]
+    for curve in seed["curves"].values():
+        assert 0 < curve[0]["seconds"] < curve[1]["seconds"]
+    assert seed["curves"]["rope"][-1]["loss"] < math.log(257)
+    fitting = max(2, round(8 * seed["pace"]["nanoGPT"] / seed["pace"]["rope"]))
+    assert seed["curves"]["rope, equal time"][-1]["steps"] == fitting
+    assert "ours, rope, equal time" in shown("quality")
+
+
+def test_the_rates_of_both_schedules_end_where_they_say():
+    rate = quality_per_minute.nanogpt_rate
+    assert rate(0, 2000) == pytest.approx(1e-3 / 101) and rate(100, 2000) == pytest.approx(1e-3)
+    assert rate(2000, 2000) == pytest.approx(1e-4)
+
+
+def test_gpu_on_a_bare_machine(tmp_path, shown):
+    """All parts, at toy sizes on the CPU, without what a GPU machine may lack; its tests are collected too."""
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT.replace("{names}", repr(ABSENT)))
+    words = ["device=cpu", "tiny=true", "minutes=5", f"out={tmp_path}/gpu.jsonl"]
+    environment = os.environ | {
+        "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", *words],
+        cwd=ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
+    assert {row["part"] for row in rows} == {*gpu.PARTS, "machine", "end"}
+    assert not [row for row in rows if "error" in row]
+    (tests,) = (row for row in rows if row["part"] == "tests")
+    assert tests["exit"] == 0 and "skipped" in tests["result"], tests
+    errors = [row["relative_error"] for row in rows if "relative_error" in row]
+    assert errors and max(errors) < 1e-2
+    assert {r["scheme"] for r in rows if r["part"] == "schemes"} == set(SCHEMES)
+
+
+def test_a_case_that_fails_or_hangs_is_a_line_and_the_next_one_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "tidy", lambda: None)
+
+    def hang():
+        while True:
+            pass
+
+    cases = [({"case": "bad"}, lambda: 1 / 0), ({"case": "slow"}, hang), ({"case": "late"}, dict)]
+    journal = gpu.Journal(tmp_path / "gpu.jsonl")
+    gpu.run_part("x", iter(cases), journal, 1.0, gpu.time.monotonic() + 1.0)
+    bad, slow, late = map(json.loads, (tmp_path / "gpu.jsonl").read_text().splitlines())
+    assert bad["error"].startswith("ZeroDivisionError") and slow["error"].startswith("OutOfTime")
+    assert late["skipped"]
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_schemes_are_read_as_yaml_reads_them(name):
+    found, path = subjects.scheme(name), ROOT / f"configs/position/{name}.yaml"
+    assert found == yaml.safe_load(path.read_text())
+    assert str(found) == str(yaml.safe_load(path.read_text()))  # 8 is not 8.0
+
+
+def test_only_clean_samples_count():
+    a = [Sample(1.0, True), Sample(9.0, False), Sample(3.0, True)]
+    b = [Sample(2.0, True), Sample(1.0, True), Sample(2.0, True)]
+    assert timing.seconds(a) == {
+        "seconds": 2.0, "fastest": 1.0, "slowest": 3.0, "clean": 2, "rounds": 3
+    }  # fmt: skip
+    assert timing.ratio(a, b) == {"ratio": 1.0, "low": 0.5, "high": 1.5, "rounds": 2}
+    noisy = [Sample(1.0, False), Sample(2.0, False)]
+    assert timing.seconds(noisy)["clean"] == 0 and timing.seconds(noisy)["seconds"] == 1.5
+    assert timing.seconds([Sample(1.0, None)])["clean"] is None
+
+
+def test_a_busy_neighbour_makes_a_sample_unclean(monkeypatch):
+    used = iter([0.0, 0.5, 0.5, 0.51])
+    monkeypatch.setattr(timing, "others", lambda: next(used))
+    since = timing.others()
+    assert timing.quiet(since, 1.0) is False
+    assert timing.quiet(timing.others(), 1.0) is True
+
+
+def test_turns_are_rounds():
+    order = []
+    cases = {name: lambda name=name: order.append(name) for name in "abc"}
+    taken = timing.take_turns(cases, 2, patience=0)
+    assert "".join(order) == "abcabc" and [len(s) for s in taken.values()] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("round=3", "rounds"), ("rounds=many", "rounds=many"), ("rounds", "key=value")],
+)
+def test_a_wrong_option_is_named(word, said):
+    with pytest.raises(UserError, match=said):
+        options.parse(speed.Settings, [word])
+
+
+def test_a_path_that_is_no_checkout_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"nanogpt=.*model\.py"):
+        peers.nanogpt(subjects.SHAPES["tiny"], str(tmp_path))
+    with pytest.raises(peers.Absent, match="litgpt=/path"):
+        peers.litgpt(subjects.SHAPES["tiny"], None)
