@@ -1,15 +1,22 @@
 """The loop: it learns, it repeats itself bit for bit, and a run that was stopped ends where an undisturbed one does."""
 
+import dataclasses
 import json
-import shutil
+import os
+import random
+import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import SCHEMES, SMALL, command
 from safetensors.torch import load_file
 
-from training import checkpoint, run
+import train as train_module
+from training import checkpoint, run, validation
+from training.metrics import read_metrics
+from training.optim import learning_rate
 from training.positions import draw
 
 
@@ -71,55 +78,94 @@ def test_schemes_are_paired(smoke):
     assert all(torch.equal(weights[0][n], w[n]) for w in weights[1:] for n in w)
 
 
-@pytest.mark.parametrize(
-    "extra", [[], ["train.accumulate=4"], ["precision=bf16"], ["precision=fp16"]]
-)
-def test_resumed_equals_undisturbed(tmp_path, monkeypatch, corpus, extra):
-    """The first ten steps of a run of twenty, then the rest: same weights, same optimizer, same batches."""
-    small = [*corpus, *extra, "data.document_mask=true"]
-    assert train(tmp_path, monkeypatch, *small, "hydra.run.dir=outputs/a") == 0
-    shutil.copytree(tmp_path / "outputs/a", tmp_path / "outputs/b")
-    b = tmp_path / "outputs/b"
-    shutil.rmtree(b / "checkpoints/step-000020")
-    for pointer in ("last", "best"):
-        (b / "checkpoints" / pointer).write_text("step-000010")
-    assert command("train", "resume=outputs/b") == 0
-
-    a, paths = tmp_path / "outputs/a", {}
-    for name, folder in (("a", a), ("b", b)):
-        paths[name] = checkpoint.find(folder, "last")
-        assert checkpoint.step_of(paths[name]) == 20
-    weights = [load_file(paths[n] / "model.safetensors") for n in ("a", "b")]
-    assert all(torch.equal(weights[0][k], weights[1][k]) for k in weights[0])
-    states = [checkpoint.load_state(paths[n]) for n in ("a", "b")]
-    for one, two in zip(*(s["optimizer"]["state"].values() for s in states), strict=True):
-        assert all(torch.equal(one[k], two[k]) for k in one)
-    assert states[0]["scaler"] == states[1]["scaler"]
-    newest = {r["step"]: r for r in records(b)}
-    assert [r["attempt"] for r in records(b)] == [0] * 4 + [1] * 2
-    for record in records(a):
-        assert newest[record["step"]]["batch"] == record["batch"]
-        assert newest[record["step"]]["train/loss"] == record["train/loss"]
+def same_bits(a: Path, b: Path) -> None:
+    """The newest checkpoints of two runs hold the same weights and, but for clocks and attempts, the same state."""
+    paths = [checkpoint.find(folder, "last") for folder in (a, b)]
+    assert paths[0].name == paths[1].name
+    one, two = (load_file(path / "model.safetensors") for path in paths)
+    assert one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
+    (adam, scaler, state), (adam2, scaler2, state2) = map(checkpoint.load_state, paths)
+    for mine, other in zip(adam["state"].values(), adam2["state"].values(), strict=True):
+        assert all(torch.equal(mine[key], other[key]) for key in mine)
+    assert adam["param_groups"] == adam2["param_groups"] and scaler == scaler2
+    clocks = {"seconds": 0.0, "attempt": 0, "tracker_id": None}
+    assert dataclasses.replace(state, **clocks) == dataclasses.replace(state2, **clocks)
 
 
-def test_resume_auto_takes_the_newest_unfinished_run_of_equal_configuration(
-    tmp_path, monkeypatch, corpus, capfd
-):
-    assert train(tmp_path, monkeypatch, *corpus, "hydra.run.dir=outputs/rope/a") == 0
-    a = tmp_path / "outputs/rope/a"
-    shutil.rmtree(a / "checkpoints/step-000020")
-    for pointer in ("last", "best"):
-        (a / "checkpoints" / pointer).write_text("step-000010")
-    assert (
-        train(
-            tmp_path, monkeypatch, *corpus, "resume=auto", "seed=2", "hydra.run.dir=outputs/rope/c"
-        )
-        == 0
+def same_metrics(a: Path, b: Path) -> None:
+    """Step by step the same numbers, whatever the attempt, but for what a clock says."""
+    timed = {"seconds", "attempt", "train/tokens_per_second"}
+    one, two = (
+        [{k: v for k, v in r.items() if k not in timed} for r in read_metrics(f / "metrics.jsonl")]
+        for f in (a, b)
     )
-    assert (tmp_path / "outputs/rope/c/config.yaml").exists(), "another seed is another run"
-    assert train(tmp_path, monkeypatch, *corpus, "resume=auto", "hydra.run.dir=outputs/rope/d") == 0
+    assert one == two
+
+
+@pytest.fixture
+def stopped(monkeypatch):
+    """stopped(number, *steps): from now on such a signal arrives in the midst of each of these steps."""
+    whole = train_module.Loop.step
+
+    def at(number: int, *steps: int) -> None:
+        def step(loop, batch):
+            if loop.state.step + 1 in steps:
+                os.kill(os.getpid(), number)
+            return whole(loop, batch)
+
+        monkeypatch.setattr(train_module.Loop, "step", step)
+
+    return at
+
+
+@pytest.mark.parametrize(
+    ("extra", "steps"),
+    [
+        (["data.document_mask=true", "context_length=64", "train.batch_size=32"], [3, 10, 11]),
+        (["train.accumulate=4", "train.eval_every=3"], [1, 7]),
+        (["precision=bf16"], [13]),
+        (["precision=fp16", "train.save_every=4"], [13]),
+        pytest.param(["compile=true"], [13], marks=pytest.mark.slow),
+    ],
+)
+def test_stopped_and_resumed_equals_undisturbed(
+    tmp_path, monkeypatch, corpus, stopped, capfd, extra, steps
+):
+    """At any step: off the steps that log or save, on them, twice in a row, and over the end of an epoch."""
+    a, b = tmp_path / "outputs/a", tmp_path / "outputs/b"
+    assert train(tmp_path, monkeypatch, *corpus, *extra, f"hydra.run.dir={a}") == 0
+    stopped(signal.SIGTERM, *steps)
+    assert train(tmp_path, monkeypatch, *corpus, *extra, f"hydra.run.dir={b}") == 143
+    for step in steps:
+        assert checkpoint.step_of(checkpoint.find(b, "last")) == step
+        said = capfd.readouterr().err
+        assert f"SIGTERM: saved at step {step}\nnext: python train.py resume=outputs/b" in said
+        assert command("train", f"resume={b}") == (143 if step != steps[-1] else 0)
+    same_bits(a, b)
+    same_metrics(a, b)
+    assert {r["attempt"] for r in records(b)} <= {*range(len(steps) + 1)}
+    assert records(b)[-1]["attempt"] == len(steps)
+
+
+def test_resume_auto_goes_on_with_what_is_the_same_run(
+    tmp_path, monkeypatch, corpus, stopped, capfd
+):
+    stopped(signal.SIGINT, 7)
+    auto = [*corpus, "resume=auto"]
+    assert train(tmp_path, monkeypatch, *auto, "hydra.run.dir=outputs/rope/a") == 130
+    monkeypatch.undo()
+    for number, other in enumerate(["seed=2", "train.steps=21", "position=alibi"]):
+        folder = f"outputs/rope/{number}"
+        assert train(tmp_path, monkeypatch, *auto, other, f"hydra.run.dir={folder}") == 0
+        assert (tmp_path / folder / "config.yaml").exists(), "another setting is another run"
+    capfd.readouterr()
+    same = ["tracker.name=none", "compile=false", "hydra.run.dir=outputs/rope/d"]
+    assert train(tmp_path, monkeypatch, *auto, *same) == 0
+    assert "going on from outputs/rope/a/checkpoints/step-000007" in capfd.readouterr().out
+    assert checkpoint.step_of(checkpoint.find(tmp_path / "outputs/rope/a", "last")) == 20
+    assert train(tmp_path, monkeypatch, *auto, *same) == 0
+    assert "outputs/rope/a has taken all its 20 steps: nothing to do" in capfd.readouterr().out
     assert not (tmp_path / "outputs/rope/d").exists()
-    assert checkpoint.step_of(checkpoint.find(a, "last")) == 20
 
 
 def test_resume_refuses_other_settings_by_name(smoke, tmp_path, monkeypatch, capfd):
@@ -132,14 +178,25 @@ def test_resume_refuses_other_settings_by_name(smoke, tmp_path, monkeypatch, cap
     assert "has taken all its 20 steps" in capfd.readouterr().err
 
 
-def test_a_longer_run_stays_longer(tmp_path, monkeypatch, corpus, capfd):
-    """train.steps given at resume becomes the run's own, so that a further resume needs no more than the folder."""
-    assert train(tmp_path, monkeypatch, *corpus, "hydra.run.dir=outputs/a", "compile=false") == 0
-    assert command("train", "resume=outputs/a", "train.steps=25", "tracker.name=none") == 0
+def test_a_longer_run_stays_longer(tmp_path, monkeypatch, corpus, capfd, stopped):
+    """train.steps given at resume becomes the run's own, so that a further resume needs no more than the folder;
+    from there the learning rate is that of a run which was as long from the start, and a line says so."""
+    settings = ["optim.warmup_steps=5", "train.log_every=1"]
+    assert train(tmp_path, monkeypatch, *corpus, *settings, "hydra.run.dir=outputs/a") == 0
+    stopped(signal.SIGTERM, 22)
+    capfd.readouterr()
+    assert command("train", "resume=outputs/a", "train.steps=25", "tracker.name=none") == 143
+    lr = [learning_rate(20, steps, run.load_config(Path("outputs/a")).optim) for steps in (20, 25)]
+    said = capfd.readouterr().out
+    assert "train.steps is 25, no longer 20: from step 20 on the learning rate follows" in said
+    assert f"the cosine of 25 steps, {lr[1]:.3g} in place of {lr[0]:.3g}" in said
+    assert command("train", "resume=outputs/a") == 0
     a = tmp_path / "outputs/a"
+    rates = {r["step"]: r["train/lr"] for r in records(a)}
+    assert rates[20] == pytest.approx(2e-4) and rates[21] == lr[1] > 3e-4
     config = run.load_config(a)
     assert (config.train.steps, config.device, config.resume) == (25, "cpu", None)
-    assert [r["attempt"] for r in records(a) if r["step"] > 20] == [1]
+    assert [r["attempt"] for r in records(a) if r["step"] > 20] == [1, 1, 2, 2, 2]
     assert command("train", "resume=outputs/a") == 1
     assert "has taken all its 25 steps" in capfd.readouterr().err
 
@@ -196,8 +253,9 @@ def test_accumulation_and_evaluation_change_nothing(smoke):
     whole, parts = records(smoke("rope")), records(smoke("rope", "train.accumulate=4"))
     for one, two in zip(whole, parts, strict=True):
         assert one["train/loss"] == pytest.approx(two["train/loss"], rel=1e-5)
+    always = trained_weights(smoke("rope", "train.eval_every=5"))
     never = trained_weights(smoke("rope", "train.eval_every=0", "train.save_every=3"))
-    assert all(torch.equal(never[k], x) for k, x in trained_weights(smoke("rope")).items())
+    assert all(torch.equal(never[k], x) for k, x in always.items())
 
 
 @pytest.mark.slow
@@ -225,6 +283,44 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path, monkeypatch, corpus, c
     assert train(tmp_path, monkeypatch, *corpus, *arguments) == 1
     said = capfd.readouterr().err
     assert "try a lower optim.lr" in said and "Traceback" not in said
+    assert not list(tmp_path.glob("outputs/*/*/checkpoints/*")), "nothing of it was saved"
+
+
+def test_a_step_with_a_broken_gradient_is_not_applied(tmp_path, monkeypatch, corpus, capfd):
+    """It stops there, by name; what was saved before stays and is finite."""
+    from model.transformer import Transformer
+
+    forward = Transformer.forward
+
+    def broken(model, tokens, *given, **named):
+        nats = forward(model, tokens, *given, **named)
+        return nats * float("nan") if model.training and calls.pop() == 0 else nats
+
+    calls = [0, 1, 1, 1, 1, 1, 1]  # from the end: the seventh step
+    monkeypatch.setattr(Transformer, "forward", broken)
+    monkeypatch.setattr(validation.Validation, "measure", lambda *_: {"val/loss": 1.0})
+    settings = ["hydra.run.dir=outputs/a", "train.save_every=6", "train.log_every=20"]
+    assert train(tmp_path, monkeypatch, *corpus, *settings) == 1
+    said = capfd.readouterr().err
+    assert said.startswith("error: step 7: the loss or its gradient is not finite; the last good")
+    assert "checkpoint is outputs/a/checkpoints/step-000006" in said
+    assert [p.name for p in checkpoint.steps(Path("outputs/a/checkpoints"))] == ["step-000006"]
+
+
+def test_training_reads_no_global_random_generator(tmp_path, monkeypatch, corpus):
+    """So there is none to save: whatever else draws from them, a resumed run sees the same."""
+    states = []
+
+    def look(loop, batch, whole=train_module.Loop.step):
+        states.append((torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()))
+        return whole(loop, batch)
+
+    monkeypatch.setattr(train_module.Loop, "step", look)
+    assert train(tmp_path, monkeypatch, *corpus, "train.eval_every=3", "train.save_every=4") == 0
+    assert len(states) == 20
+    for mine, other, third in states[1:]:
+        assert torch.equal(mine, states[0][0]) and other == states[0][1]
+        assert (third == states[0][2]).all()
 
 
 def test_it_ends_with_the_next_command(tmp_path, monkeypatch, corpus, capfd):

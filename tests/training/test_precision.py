@@ -40,6 +40,7 @@ def test_order_of_a_scaled_step(monkeypatch):
 
     from train import Loop
     from training.checkpoint import State
+    from training.guard import Guard
 
     called = []
 
@@ -58,7 +59,8 @@ def test_order_of_a_scaled_step(monkeypatch):
             context_length=4,
             seed=1,
         ),
-        state=State(data_hash=""),
+        state=State(data_hash="", precision="fp32"),
+        guard=Guard(Precision("fp32", CPU), [0, 0, 0]),
         optimizer=torch.optim.SGD([weight]),
         precision=Precision("fp32", CPU),
         compiled=lambda tokens, targets, segments, pos: targets * weight,
