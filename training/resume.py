@@ -92,11 +92,12 @@ def own_config(folder: Path, path: Path) -> TrainConfig:
     """The run's configuration, if the checkpoint at `path` says the same but for what a resume may change."""
     own, kept = run.load_config(folder), run.load_config(path)
     one, two = (identity(c) | {"train.steps": None} for c in (own, kept))
-    for key in one.keys() | two.keys():
-        if one.get(key) != two.get(key):
+    for key in sorted(one.keys() | two.keys()):
+        here, there = (str(c[key]) if key in c else "nothing" for c in (one, two))
+        if here != there:
             raise UserError(
-                f"{folder / 'config.yaml'} has {key}={one.get(key)} where {path} was saved with {two.get(key)}:"
-                f" the run cannot change; copy config.yaml from there"
+                f"{folder / 'config.yaml'} has {key}={here} where {path} was saved with {there}: the run cannot"
+                f" change; copy config.yaml from there"
             )
     return own
 

@@ -111,7 +111,7 @@ def open_tokenizer(folder: Path, path: Path) -> Tokenizer:
     """The tokenizer of a checkpoint at `path` in a run; the run folder's own copy is for people."""
     own, kept = folder / "tokenizer.json", path / "tokenizer.json"
     if not own.exists() or digest(own) != digest(kept):
-        warnings.warn(f"{own} is damaged; {kept} is used", stacklevel=2)
+        warnings.warn(f"{own} is not the run's; {kept} is used", stacklevel=2)
     return Tokenizer.load(kept)
 
 
