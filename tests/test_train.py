@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import random
+import resource
 import signal
 from pathlib import Path
 
@@ -306,6 +307,33 @@ def test_a_step_with_a_broken_gradient_is_not_applied(tmp_path, monkeypatch, cor
     assert said.startswith("error: step 7: the loss or its gradient is not finite; the last good")
     assert "checkpoint is outputs/a/checkpoints/step-000006" in said
     assert [p.name for p in checkpoint.steps(Path("outputs/a/checkpoints"))] == ["step-000006"]
+
+
+def test_a_full_disk_ends_in_one_line_and_the_run_goes_on(tmp_path, monkeypatch, corpus, capfd):
+    """A real limit on the size of files, from the second checkpoint on."""
+    from training.saving import Saver
+
+    before, whole = resource.getrlimit(resource.RLIMIT_FSIZE), Saver.save
+
+    def save(saver, state):
+        if saver.newest is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+        whole(saver, state)
+
+    assert train(tmp_path, monkeypatch, *corpus, "hydra.run.dir=outputs/a") == 0
+    monkeypatch.setattr(Saver, "save", save)
+    try:
+        assert train(tmp_path, monkeypatch, *corpus, "hydra.run.dir=outputs/b") == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: outputs/b/checkpoints/.draft-step-000020/model.safetensors")
+    assert "File too large" in line
+    b = tmp_path / "outputs/b"
+    assert sorted(p.name for p in (b / "checkpoints").iterdir()) == ["best", "last", "step-000010"]
+    monkeypatch.setattr(Saver, "save", whole)
+    assert command("train", "resume=outputs/b") == 0
+    same_bits(tmp_path / "outputs/a", b)
 
 
 def test_training_reads_no_global_random_generator(tmp_path, monkeypatch, corpus):

@@ -34,8 +34,9 @@ def test_autocast_and_scaler(name):
     assert precision.scaler().is_enabled() == (name == "fp16")
 
 
-LOSS = {"fp32": 0.0, "bf16": 5e-3, "fp16": 5e-4}  # nats, of a mean near 5.7
-GRADIENT = {"fp32": 0.0, "bf16": 3e-2, "fp16": 3e-3}  # of the whole gradient, relative
+# Twice the largest that was measured, torch 2.13 on a CPU
+LOSS = {"bf16": 1.2e-4, "fp16": 1.2e-5}  # nats, of a mean near 5.7
+GRADIENT = {"bf16": 6.6e-3, "fp16": 9e-4}  # of the whole gradient, relative
 SOME = ["rope", "alibi", "t5", "fire", "fox", "sinusoidal"]  # every score form, tables, gates
 
 
@@ -86,7 +87,10 @@ def test_norms_and_losses_run_in_float32(name, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("position", ["rope", "t5", "fire"])  # fused kernel, table, dense block
 def test_softmax_runs_in_float32(position, dtype, monkeypatch):
-    """The answer is as near to float64's, from the same inputs, as its rounding: 512 keys add up."""
+    """The answer is as near to float64's, from the same inputs, as rounding inputs and answer leaves it.
+
+    In units of eps: 0.37 on average, 0.51 or more with weights added up in `dtype`.
+    """
     shape = ModelConfig(
         vocab_size=300, context_length=512, d_model=16, n_layers=1, n_heads=2, n_kv_heads=2,
         d_ff=24, norm_eps=1e-5, tie_embeddings=True, softmax_scale=None,
@@ -101,8 +105,8 @@ def test_softmax_runs_in_float32(position, dtype, monkeypatch):
     v = v + 2  # all means are near 2: a sum of weights that is off shows
     found = turn_and_attend(q, k, v, position_object, None, places, 0.35)
     exact = turn_and_attend(q.double(), k.double(), v.double(), position_object, None, places, 0.35)
-    error = (found.double() - exact).abs().max().item()
-    assert error < 4 * torch.finfo(dtype).eps * 2, error
+    error = (found.double() - exact).abs()
+    assert error.mean() < 0.45 * torch.finfo(dtype).eps
 
 
 def test_unknown_names():
