@@ -71,18 +71,27 @@ def test_in_validation_nothing_is_lost(tmp_path, monkeypatch, corpus, capfd):
     same_metrics(Path("outputs/a"), Path("outputs/b"))
 
 
-def test_a_sweep_stops_as_a_whole(tmp_path, monkeypatch, corpus, capfd):
+def test_a_sweep_stops_as_a_whole_and_goes_on_as_one(tmp_path, monkeypatch, corpus, capfd):
+    """With resume=auto: what is finished is left alone, what is not goes on, the rest is begun."""
     whole = train_module.Loop.step
 
     def step(loop, batch):
-        kill(signal.SIGINT)
+        if loop.config.position["name"] == "rope":
+            kill(signal.SIGINT)
         return whole(loop, batch)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train_module.Loop, "step", step)
-    assert command("train", "-m", *SMALL, *corpus, "position=rope,alibi") == 130
-    assert len(list(tmp_path.glob("outputs/*/*/config.yaml"))) == 1
+    sweep = ["-m", *SMALL, *corpus, "position=alibi,rope,none", "train.steps=3", "resume=auto"]
+    assert command("train", *sweep) == 130
     assert "SIGINT: saved at step 1" in capfd.readouterr().err
+    assert len(list(tmp_path.glob("outputs/*/*/config.yaml"))) == 2
+    monkeypatch.setattr(train_module.Loop, "step", whole)
+    assert command("train", *sweep) == 0
+    folders = [p for p in tmp_path.glob("outputs/*/*") if p.is_dir()]
+    assert sorted(p.parent.name for p in folders) == ["alibi", "none", "rope"]
+    assert {checkpoint.find(p, "last").name for p in folders} == {"step-000003"}
+    assert "nothing to do" in capfd.readouterr().out
 
 
 def test_wandb_is_closed(tmp_path, monkeypatch, corpus, capfd):
