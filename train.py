@@ -227,15 +227,14 @@ class Loop:
         for tokens, segments in zip(parts, masks, strict=True):
             with self.precision.autocast():
                 nats = self.compiled(tokens[:, :-1], tokens[:, 1:], segments=segments, pos=pos)
-                loss = (
-                    nats.mean() / n
-                )  # parts are equal in size: their sum is the mean over all tokens
+                loss = nats.mean() / n  # equal parts: these add up to the mean over all tokens
             self.scaler.scale(loss).backward()
             losses.append(loss.detach())
         loss = sum(losses[1:], losses[0])
         self.scaler.unscale_(self.optimizer)
         norm = clip_grad_norm_(self.model.parameters(), optim.clip)
-        self.optimizer.found_inf = self.guard.see(self.state.step + 1, loss, norm)  # type: ignore
+        broken = self.guard.see(self.state.step + 1, loss, norm)
+        self.optimizer.found_inf = broken  # type: ignore  # 1.0: AdamW leaves everything as it is
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()

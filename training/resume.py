@@ -122,17 +122,14 @@ def adopt(saved: TrainConfig, config: TrainConfig, given: list[str], folder: Pat
 
 def new_length(path: Path, config: TrainConfig) -> list[str]:
     """A line about the schedule where the run has another length than when the checkpoint was saved."""
-    step, before, now = (
-        checkpoint.step_of(path),
-        run.load_config(path).train.steps,
-        config.train.steps,
-    )
+    step, now = checkpoint.step_of(path), config.train.steps
+    before = run.load_config(path).train.steps
     if before == now:
         return []
-    old, new = (learning_rate(step, steps, config.optim) for steps in (before, now))
+    old, new = learning_rate(step - 1, before, config.optim), learning_rate(step, now, config.optim)
     return [
-        f"train.steps is {now:,}, no longer {before:,}: from step {step:,} on the learning rate follows the cosine"
-        f" of {now:,} steps, {new:.3g} in place of {old:.3g}"
+        f"train.steps is {now:,}, no longer {before:,}: from here on the learning rate follows the cosine of {now:,}"
+        f" steps; it was {old:.3g} at step {step:,} and is {new:.3g} at the next"
     ]
 
 

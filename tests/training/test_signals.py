@@ -12,7 +12,7 @@ from conftest import ROOT, SMALL, command
 
 import data.prepare
 import train as train_module
-from tests.test_train import same_bits, same_metrics
+from tests.runs import same_bits, same_metrics
 from training import checkpoint, validation
 from training.signals import Stop
 
