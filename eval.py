@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from configs.check import build
 from configs.cli import command
-from configs.schema import EvalConfig, TrainConfig
+from configs.schema import EvalConfig
 from errors import UserError
 
 if TYPE_CHECKING:
@@ -30,13 +30,12 @@ def evaluate(config: EvalConfig, given: list[str]) -> None:
     from training import run
 
     for folder in run.locate_all(config.run):
-        evaluate_run(folder, run.load_config(folder), config, given)
+        evaluate_run(folder, config, given)
 
 
-def evaluate_run(folder: Path, trained: TrainConfig, config: EvalConfig, given: list[str]) -> None:
+def evaluate_run(folder: Path, config: EvalConfig, given: list[str]) -> None:
     from data.corpora import CORPORA
     from data.prepare import prepare_split
-    from data.tokenizer import Tokenizer
     from evaluation import results
     from training import checkpoint, run
     from training.precision import Precision, choose_device
@@ -44,14 +43,13 @@ def evaluate_run(folder: Path, trained: TrainConfig, config: EvalConfig, given: 
     from training.tracker import TRACKERS
 
     # Everything that a setting can get wrong, before any work
+    path, trained, tokenizer = run.open_checkpoint(folder, config.checkpoint)
     device = choose_device(config.device)
     precision = Precision.choose(config.precision, device)
     position = evaluated_position(trained, config.position, given)
     settings = config.tracker if "tracker" in given else {**trained.tracker, **config.tracker}
     tracker = build("tracker", TRACKERS, settings)
-    path = checkpoint.find(folder, config.checkpoint)
 
-    tokenizer = Tokenizer.load(folder / "tokenizer.json")
     model = run.build_model(dataclasses.replace(trained, position=position), tokenizer.vocab_size)
     checkpoint.load_weights(model, path)
     model = model.to(device).eval()

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 def generate(config: GenerateConfig, given: list[str]) -> None:
     import torch
 
-    from data.tokenizer import Tokenizer
     from training import checkpoint, run
     from training.positions import HELD_OUT, draw
     from training.precision import Precision, choose_device
@@ -32,13 +31,12 @@ def generate(config: GenerateConfig, given: list[str]) -> None:
 
     check(config)
     folder = run.locate(config.run)
-    trained = run.load_config(folder)
+    path, trained, tokenizer = run.open_checkpoint(folder, config.checkpoint)
     device = choose_device(config.device)
     precision = Precision.choose(config.precision, device)
     position = evaluated_position(trained, config.position, given)
-    tokenizer = Tokenizer.load(folder / "tokenizer.json")
     model = run.build_model(dataclasses.replace(trained, position=position), tokenizer.vocab_size)
-    checkpoint.load_weights(model, checkpoint.find(folder, config.checkpoint))
+    checkpoint.load_weights(model, path)
     model = model.to(device).eval()
 
     prompt = tokenizer.encode(config.prompt) or [tokenizer.eos]  # a document starts after an end

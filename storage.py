@@ -2,9 +2,12 @@
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+from errors import UserError
 
 
 def digest(path: str | Path) -> str:
@@ -22,15 +25,34 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A full disk, or a folder that is not ours: one line that names the file, and no traceback.
+
+    torch and safetensors hide the system's error in one of their own; anything else is let through.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        behind = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(behind, OSError) and "os error" not in str(error):
+            raise
+        reason = behind.strerror if isinstance(behind, OSError) else None
+        raise UserError(f"{path} cannot be written: {reason or error}") from None
+
+
 def replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """A reader sees the old file or the new one, never a part: written beside it, then renamed."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     try:
-        with open(draft, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
+        with writing(path):
+            with open(draft, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
 

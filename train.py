@@ -2,8 +2,8 @@
 
 Read top to bottom: `train` puts the pieces together, `Loop.run` is the loop, `Loop.step` one step of the
 optimizer. The loop keeps nothing that a checkpoint does not: which tokens step n sees and how fast it learns
-are pure functions of n. Heavy imports wait inside `train`, so that `--help` and a mistyped key answer at
-once.
+are pure functions of n, and nothing draws from a global random generator. Heavy imports wait inside `train`,
+so that `--help` and a mistyped key answer at once.
 """
 
 from __future__ import annotations
@@ -11,42 +11,49 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from configs.check import build
 from configs.cli import command
 from configs.schema import TrainConfig
 from errors import UserError
+from training.signals import Stop
 
 if TYPE_CHECKING:
     import torch
 
     from data.loader import Batch, Loader
     from model.transformer import Transformer
-    from training import checkpoint
-    from training.metrics import MetricsFile
+    from training.checkpoint import State
+    from training.guard import Guard
+    from training.journal import Journal
     from training.precision import Precision
-    from training.progress import Lines
-    from training.tracker import NoTracker
+    from training.saving import Saver
     from training.validation import Validation
 
 
 def train(config: TrainConfig, given: list[str]) -> None:
+    with Stop() as stop:
+        train_until(stop, config, given)
+
+
+def train_until(stop: Stop, config: TrainConfig, given: list[str]) -> None:
     import torch
 
     from data.corpora import CORPORA
     from data.loader import Loader
     from data.prepare import prepare_split, prepare_tokenizer
-    from data.tokenizer import TOKENIZERS, Tokenizer
-    from training import checkpoint, run
+    from data.tokenizer import TOKENIZERS
+    from training import resume, run
+    from training.guard import Guard
+    from training.journal import Journal
     from training.metrics import MetricsFile
     from training.optim import build_optimizer
     from training.precision import Precision, choose_device
     from training.progress import show
+    from training.saving import Saver
     from training.tracker import TRACKERS
     from training.validation import Validation
 
@@ -54,7 +61,10 @@ def train(config: TrainConfig, given: list[str]) -> None:
         raise UserError("WORLD_SIZE: training takes one process; start train.py without torchrun")
 
     # Which run: a new one, or one that goes on in its own folder with its own configuration
-    folder, config, resumed = run.open_run(config, given, run.output_folder())
+    opened = resume.open_run(config, given, run.output_folder())
+    if opened is None:
+        return
+    folder, config = opened.folder, opened.config
     settings, T = config.train, config.context_length
 
     # Everything that a setting can get wrong, before any work
@@ -63,7 +73,6 @@ def train(config: TrainConfig, given: list[str]) -> None:
     tracker = build("tracker", TRACKERS, config.tracker)
     corpus = build("data", CORPORA, config.data)
     spec = build("tokenizer", TOKENIZERS, config.tokenizer)
-    origin = run.locate(config.init_from, "init_from") if config.init_from and not resumed else None
     with torch.device("meta"):
         shape = run.build_model(config, vocab_size=257)
         shape.check_length(max(T, settings.position_range or 0))
@@ -72,8 +81,8 @@ def train(config: TrainConfig, given: list[str]) -> None:
         torch.backends.cuda.matmul.allow_tf32 = config.tf32
 
     # Data
-    own = folder / "tokenizer.json"
-    tokenizer = Tokenizer.load(own) if resumed else prepare_tokenizer(corpus, spec)
+    path = opened.path
+    tokenizer = run.open_tokenizer(folder, path) if path else prepare_tokenizer(corpus, spec)
     text, held_out = (prepare_split(corpus, s, tokenizer) for s in ("train", "validation"))
     mask, batch_size = corpus.document_mask, settings.batch_size
     loader = Loader(
@@ -92,34 +101,14 @@ def train(config: TrainConfig, given: list[str]) -> None:
     # Model
     model = run.build_model(config, tokenizer.vocab_size)
     model.reset(config.seed)
-    if origin:
-        run.start_from(origin, model, tokenizer)
     model = model.to(device)
     optimizer, scaler = build_optimizer(model, config.optim), precision.scaler()
-    state = checkpoint.State(data_hash=text.hash)
-    if resumed:
-        path = checkpoint.find(folder, "last")
-        saved = checkpoint.load_state(path)
-        checkpoint.load_weights(model, path)
-        optimizer.load_state_dict(saved.pop("optimizer"))
-        scaler.load_state_dict(saved.pop("scaler"))
-        state = checkpoint.State(**saved)
-        if state.data_hash != text.hash:
-            raise UserError(
-                f"resume={folder}: the training text is not what it was; the run cannot go on"
-            )
-    else:
-        run.create(folder, config, tokenizer)
+    state = resume.start(opened, model, optimizer, scaler, precision, text, tokenizer)
 
     # Go
-    said = [
-        f"{folder}: {config.position['name']}, {sum(p.numel() for p in model.parameters()):,} parameters "
-        f"({sum(p.numel() for p in model.schemes.parameters()):,} of them positions), {device}, {precision.name}",
-        f"{len(text.tokens):,} training tokens, {settings.steps:,} steps of {batch_size * T:,}",
-    ]
     with (
         tracker,
-        MetricsFile(folder / "metrics.jsonl") as metrics,
+        MetricsFile(folder / "metrics.jsonl", after=state.attempt) as metrics,
         show("step", settings.steps, state.step) as progress,
     ):
         tracker.start(
@@ -130,24 +119,38 @@ def train(config: TrainConfig, given: list[str]) -> None:
             config=dataclasses.asdict(config),
             run_id=state.tracker_id,
         )
-        state.tracker_id = tracker.run_id
-        told = len(tracker.notes)
-        for line in [*said, *tracker.notes]:
+        state.tracker_id, state.attempt, told = tracker.run_id, metrics.attempt, len(tracker.notes)
+        sizes = run.describe(folder, config, model, text)
+        for line in [*sizes, f"on {device} in {precision.name}", *opened.notes, *tracker.notes]:
             progress.say(line)
-        compiled = torch.compile(model) if config.compile else model
-        Loop(
-            config, folder, model, compiled, optimizer, scaler, precision, loader, validation,
-            metrics, tracker, progress, state,
-        ).run()  # fmt: skip
+        with stop.deferred():
+            Loop(
+                config=config,
+                model=model,
+                compiled=torch.compile(model) if config.compile else model,
+                optimizer=optimizer,
+                scaler=scaler,
+                precision=precision,
+                loader=loader,
+                validation=validation,
+                state=state,
+                guard=Guard(precision, state.skips),
+                journal=Journal(metrics, tracker, progress, state, batch_size * T),
+                saver=Saver(folder, config, tokenizer, model, optimizer, scaler, opened.path),
+                stop=stop,
+            ).run()
+        stop.otherwise = f"{folder} is saved at step {state.step}"
     for line in tracker.notes[told:]:
         print(line)
+    if state.step < settings.steps:
+        stop.leave(f"saved at step {state.step}\nnext: python train.py resume={folder}")
     print(f"done: {folder}\nnext: python eval.py run={folder}", flush=True)
+    stop.leave("it came as the run was complete")
 
 
 @dataclass
 class Loop:
     config: TrainConfig
-    folder: Path
     model: Transformer
     compiled: Callable[..., torch.Tensor]  # the same model, perhaps compiled
     optimizer: torch.optim.AdamW
@@ -155,36 +158,53 @@ class Loop:
     precision: Precision
     loader: Loader
     validation: Validation
-    metrics: MetricsFile
-    tracker: NoTracker
-    progress: Lines
-    state: checkpoint.State
+    state: State
+    guard: Guard
+    journal: Journal
+    saver: Saver
+    stop: Stop
 
     def run(self) -> None:
-        settings, state = self.config.train, self.state
-        began = time.monotonic() - state.seconds
-        losses, since = [], time.monotonic()  # since the last logged step
-        while state.step < settings.steps:
+        """Take all steps, or those until somebody asks to stop; save the last one either way."""
+        settings, state, journal = self.config.train, self.state, self.journal
+        stop = False
+        while state.step < settings.steps and not stop:
             batch = self.loader.batch(state.step)
             loss, norm, lr = self.step(batch)
-            losses.append(loss)
+            journal.losses.append(loss)
             state.step += 1
-            last = state.step == settings.steps
+            log, measure = self.due(settings.log_every), self.due(settings.eval_every)
+            if log or measure or self.precision.device.type == "cpu":  # a GPU would wait each time
+                self.check()
             numbers: dict[str, float] = {}
-            if state.step % settings.log_every == 0 or last:
-                numbers |= self.training_numbers(losses, norm, lr, time.monotonic() - since)
-                losses = []
-            if last or (settings.eval_every and state.step % settings.eval_every == 0):
+            if log:
+                numbers |= journal.training(norm, lr)
+            if log and self.scaler.is_enabled():
+                numbers["train/skipped"] = state.skips[0]
+            if measure:
                 numbers |= self.validation.measure(self.model, self.precision)
-            state.seconds = time.monotonic() - began
             if numbers:
-                self.log(numbers, batch)
-            best = numbers.get("val/loss", math.inf) < state.best
-            state.best = min(state.best, numbers.get("val/loss", math.inf))
-            if best or last or (settings.save_every and state.step % settings.save_every == 0):
-                self.save(best)
-            if not losses:
-                since = time.monotonic()
+                journal.log(numbers, batch)
+            if best := numbers.get("val/loss", math.inf) < state.best:
+                state.best, state.best_step = numbers["val/loss"], state.step
+            stop = self.stop.asked  # once a step and only here: processes have to agree
+            if best or stop or self.due(settings.save_every):
+                self.save()
+            if log:
+                journal.mark()
+
+    def due(self, every: int) -> bool:
+        step = self.state.step
+        return step == self.config.train.steps or bool(every and step % every == 0)
+
+    def check(self) -> None:
+        """Stop here if numbers have gone wrong."""
+        self.state.skips = self.guard.check(self.scaler, self.saver.said())
+
+    def save(self) -> None:
+        self.check()
+        self.journal.sync()  # first: a checkpoint knows of no step whose numbers could still get lost
+        self.saver.save(self.state)
 
     def step(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, float]:
         """One step of the optimizer: mean loss (nats per token), norm of the gradient, learning rate."""
@@ -207,62 +227,18 @@ class Loop:
         for tokens, segments in zip(parts, masks, strict=True):
             with self.precision.autocast():
                 nats = self.compiled(tokens[:, :-1], tokens[:, 1:], segments=segments, pos=pos)
-                loss = (
-                    nats.mean() / n
-                )  # parts are equal in size: their sum is the mean over all tokens
+                loss = nats.mean() / n  # equal parts: these add up to the mean over all tokens
             self.scaler.scale(loss).backward()
             losses.append(loss.detach())
+        loss = sum(losses[1:], losses[0])
         self.scaler.unscale_(self.optimizer)
         norm = clip_grad_norm_(self.model.parameters(), optim.clip)
+        broken = self.guard.see(self.state.step + 1, loss, norm)
+        self.optimizer.found_inf = broken  # type: ignore  # 1.0: AdamW leaves everything as it is
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
-        return sum(losses[1:], losses[0]), norm, lr
-
-    def training_numbers(
-        self, losses: list[torch.Tensor], norm: torch.Tensor, lr: float, seconds: float
-    ) -> dict[str, float]:
-        tokens = len(losses) * self.config.train.batch_size * self.config.context_length
-        mean = sum(loss.item() for loss in losses) / len(losses)
-        if not math.isfinite(mean):
-            raise UserError(
-                f"{self.folder}: the loss is {mean} at step {self.state.step}; try a lower optim.lr"
-            )
-        return {
-            "train/loss": mean,
-            "train/grad_norm": norm.item(),
-            "train/lr": lr,
-            "train/tokens_per_second": tokens / seconds,
-        }
-
-    def log(self, numbers: dict[str, float], batch: Batch) -> None:
-        from data.loader import batch_hash
-
-        step, seconds = self.state.step, self.state.seconds
-        tokens = step * self.config.train.batch_size * self.config.context_length
-        self.metrics.log(
-            numbers, step=step, tokens=tokens, seconds=seconds, batch=batch_hash(batch)
-        )
-        self.tracker.log(numbers, step=step, tokens=tokens)
-        names = {
-            "train/loss": "loss {:.3f}",
-            "train/tokens_per_second": "{:,.0f} tokens/s",
-            "val/loss": "validation {:.3f}",
-        }
-        self.progress.update(
-            step, "  ".join(form.format(numbers[k]) for k, form in names.items() if k in numbers)
-        )
-
-    def save(self, best: bool) -> None:
-        from training import checkpoint
-
-        state: dict[str, Any] = {
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
-            **dataclasses.asdict(self.state),
-        }
-        checkpoint.save(self.folder, self.state.step, self.model, state, best=best)
-        checkpoint.prune(self.folder, self.config.train.keep)
+        return loss, norm, lr
 
 
 main = command("train", TrainConfig, train)

@@ -8,6 +8,7 @@ line and exit code 1.
 import dataclasses
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,13 +51,22 @@ def command(name: str, schema: type, run: Callable[[Any, list[str]], None]) -> C
             raise OneLine(str(error)) from None  # the sweep's other jobs go on
 
     def main() -> None:
+        warnings.formatwarning = one_line
         try:
             sys.argv[1:] = [opened(argument, schema) for argument in sys.argv[1:]]
         except UserError as error:
             sys.exit(f"error: {error}")
-        job()
+        try:
+            job()
+        except KeyboardInterrupt:  # where nothing has to be saved first
+            sys.exit(130)
 
     return main
+
+
+def one_line(message: Warning | str, kind: type[Warning], file: str, line: int, _=None) -> str:
+    """A warning of ours as a person reads it; others keep the place that they come from."""
+    return f"warning: {message}\n" if kind is UserWarning else f"{file}:{line}: {message}\n"
 
 
 def opened(argument: str, schema: type) -> str:

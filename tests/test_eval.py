@@ -15,6 +15,8 @@ from data.prepare import prepare_split
 from data.tokenizer import Tokenizer
 from evaluation import results
 from training import checkpoint, run
+from training.optim import build_optimizer
+from training.saving import Saver
 
 QUICK = ["eval.targets=256", "tracker=none", "eval.multiples=[1,2,8]"]
 
@@ -79,14 +81,14 @@ def test_non_overlapping_scores_every_token_but_a_documents_first(fresh):
 
 def edit_weights(folder: Path, change) -> None:
     """Overwrite weights of the run's last checkpoint through our own writer."""
-    config, path = run.load_config(folder), checkpoint.find(folder, "last")
-    model = run.build_model(config, Tokenizer.load(folder / "tokenizer.json").vocab_size)
+    path, config, tokenizer = run.open_checkpoint(folder, "last")
+    model = run.build_model(config, tokenizer.vocab_size)
     checkpoint.load_weights(model, path)
-    state = checkpoint.load_state(path)
+    _, _, state = checkpoint.load_state(path)
     with torch.no_grad():
         change(model)
-    shutil.rmtree(path)
-    checkpoint.save(folder, checkpoint.step_of(path), model, state, best=True)
+    optimizer, scaler = build_optimizer(model, config.optim), torch.amp.GradScaler("cpu")
+    Saver(folder, config, tokenizer, model, optimizer, scaler, path).save(state)
 
 
 PROTOCOLS = "protocols=[same_tokens,non_overlapping,sliding,per_position]"
@@ -270,5 +272,5 @@ def test_a_damaged_checkpoint_is_named(fresh, capfd):
     data = bytearray(weights.read_bytes())
     data[len(data) // 2] ^= 1
     weights.write_bytes(data)
-    assert command("eval", f"run={folder}", *QUICK) == 1
+    assert command("eval", f"run={folder}", "checkpoint=20", *QUICK) == 1
     assert f"{weights} is damaged" in capfd.readouterr().err

@@ -2,6 +2,7 @@
 
 import pytest
 
+from errors import UserError
 from storage import digest, replace, replace_text
 
 
@@ -13,7 +14,7 @@ def test_a_writer_that_fails_leaves_the_old_file_and_no_litter(tmp_path):
         file.write(b"ne")
         raise OSError("no space left on device")
 
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(UserError, match=f"{path} cannot be written: no space"):
         replace(path, half)
     assert path.read_text() == "old"
     replace_text(path, "new")

@@ -1,33 +1,17 @@
-"""The loop: it learns, it repeats itself bit for bit, and a run that was stopped ends where an undisturbed one does."""
+"""The loop: it learns, it repeats itself bit for bit, and it stops where numbers go wrong."""
 
-import json
-import shutil
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import SCHEMES, SMALL, command
-from safetensors.torch import load_file
 
-from training import checkpoint, run
+import train as train_module
+from tests.runs import records, train, trained_weights
+from training import checkpoint, run, validation
 from training.positions import draw
-
-
-def records(folder: Path) -> list[dict]:
-    def refuse(word):
-        raise AssertionError(f"{word} is not strict JSON")
-
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line, parse_constant=refuse) for line in lines]
-
-
-def trained_weights(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
-    return load_file(checkpoint.find(folder, which) / "model.safetensors")
-
-
-def train(folder: Path, monkeypatch, *overrides: str) -> int:
-    monkeypatch.chdir(folder)
-    return command("train", *SMALL, *overrides)
 
 
 @pytest.mark.parametrize("position", SCHEMES)
@@ -71,97 +55,6 @@ def test_schemes_are_paired(smoke):
     assert all(torch.equal(weights[0][n], w[n]) for w in weights[1:] for n in w)
 
 
-@pytest.mark.parametrize(
-    "extra", [[], ["train.accumulate=4"], ["precision=bf16"], ["precision=fp16"]]
-)
-def test_resumed_equals_undisturbed(tmp_path, monkeypatch, corpus, extra):
-    """The first ten steps of a run of twenty, then the rest: same weights, same optimizer, same batches."""
-    small = [*corpus, *extra, "data.document_mask=true"]
-    assert train(tmp_path, monkeypatch, *small, "hydra.run.dir=outputs/a") == 0
-    shutil.copytree(tmp_path / "outputs/a", tmp_path / "outputs/b")
-    b = tmp_path / "outputs/b"
-    shutil.rmtree(b / "checkpoints/step-000020")
-    for pointer in ("last", "best"):
-        (b / "checkpoints" / pointer).write_text("step-000010")
-    assert command("train", "resume=outputs/b") == 0
-
-    a, paths = tmp_path / "outputs/a", {}
-    for name, folder in (("a", a), ("b", b)):
-        paths[name] = checkpoint.find(folder, "last")
-        assert checkpoint.step_of(paths[name]) == 20
-    weights = [load_file(paths[n] / "model.safetensors") for n in ("a", "b")]
-    assert all(torch.equal(weights[0][k], weights[1][k]) for k in weights[0])
-    states = [checkpoint.load_state(paths[n]) for n in ("a", "b")]
-    for one, two in zip(*(s["optimizer"]["state"].values() for s in states), strict=True):
-        assert all(torch.equal(one[k], two[k]) for k in one)
-    assert states[0]["scaler"] == states[1]["scaler"]
-    newest = {r["step"]: r for r in records(b)}
-    assert [r["attempt"] for r in records(b)] == [0] * 4 + [1] * 2
-    for record in records(a):
-        assert newest[record["step"]]["batch"] == record["batch"]
-        assert newest[record["step"]]["train/loss"] == record["train/loss"]
-
-
-def test_resume_auto_takes_the_newest_unfinished_run_of_equal_configuration(
-    tmp_path, monkeypatch, corpus, capfd
-):
-    assert train(tmp_path, monkeypatch, *corpus, "hydra.run.dir=outputs/rope/a") == 0
-    a = tmp_path / "outputs/rope/a"
-    shutil.rmtree(a / "checkpoints/step-000020")
-    for pointer in ("last", "best"):
-        (a / "checkpoints" / pointer).write_text("step-000010")
-    assert (
-        train(
-            tmp_path, monkeypatch, *corpus, "resume=auto", "seed=2", "hydra.run.dir=outputs/rope/c"
-        )
-        == 0
-    )
-    assert (tmp_path / "outputs/rope/c/config.yaml").exists(), "another seed is another run"
-    assert train(tmp_path, monkeypatch, *corpus, "resume=auto", "hydra.run.dir=outputs/rope/d") == 0
-    assert not (tmp_path / "outputs/rope/d").exists()
-    assert checkpoint.step_of(checkpoint.find(a, "last")) == 20
-
-
-def test_resume_refuses_other_settings_by_name(smoke, tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    folder = smoke("rope")
-    for override, name in (("position=alibi", "position"), ("model.n_layers=3", "model.n_layers")):
-        assert command("train", f"resume={folder}", override, "train.steps=30") == 1
-        assert f"{name} is the run's own" in capfd.readouterr().err
-    assert command("train", f"resume={folder}") == 1
-    assert "has taken all its 20 steps" in capfd.readouterr().err
-
-
-def test_a_longer_run_stays_longer(tmp_path, monkeypatch, corpus, capfd):
-    """train.steps given at resume becomes the run's own, so that a further resume needs no more than the folder."""
-    assert train(tmp_path, monkeypatch, *corpus, "hydra.run.dir=outputs/a", "compile=false") == 0
-    assert command("train", "resume=outputs/a", "train.steps=25", "tracker.name=none") == 0
-    a = tmp_path / "outputs/a"
-    config = run.load_config(a)
-    assert (config.train.steps, config.device, config.resume) == (25, "cpu", None)
-    assert [r["attempt"] for r in records(a) if r["step"] > 20] == [1]
-    assert command("train", "resume=outputs/a") == 1
-    assert "has taken all its 25 steps" in capfd.readouterr().err
-
-
-def test_resume_and_init_from_want_the_same_text_and_tokens(
-    smoke, tmp_path, monkeypatch, corpus, capfd
-):
-    text = tmp_path / "text.txt"
-    text.write_text("to be or not to be that is the question " * 200)
-    data = [f"data.train=[{text}]", *corpus[1:], "tokenizer=bytes", "hydra.run.dir=outputs/a"]
-    arguments = [a for a in SMALL if not a.startswith("tokenizer.")]
-    monkeypatch.chdir(tmp_path)
-    assert command("train", *arguments, *data, "train.steps=2") == 0
-    text.write_text(text.read_text().replace("question", "answer"))
-    assert command("train", "resume=outputs/a", "train.steps=4") == 1
-    assert "training text is not what it was" in capfd.readouterr().err
-    other = f"init_from={smoke('rope')}"
-    assert command("train", *arguments, *data, other, "hydra.run.dir=outputs/b") == 1
-    assert "another tokenizer" in capfd.readouterr().err
-    assert not (tmp_path / "outputs/b/config.yaml").exists()
-
-
 def test_init_from_takes_weights_of_another_scheme(smoke, tmp_path, monkeypatch, corpus):
     other = smoke("rope")
     arguments = ["position=learned", f"init_from={other}", "optim.lr=1e-9", "train.steps=1"]
@@ -196,8 +89,9 @@ def test_accumulation_and_evaluation_change_nothing(smoke):
     whole, parts = records(smoke("rope")), records(smoke("rope", "train.accumulate=4"))
     for one, two in zip(whole, parts, strict=True):
         assert one["train/loss"] == pytest.approx(two["train/loss"], rel=1e-5)
+    always = trained_weights(smoke("rope", "train.eval_every=5"))
     never = trained_weights(smoke("rope", "train.eval_every=0", "train.save_every=3"))
-    assert all(torch.equal(never[k], x) for k, x in trained_weights(smoke("rope")).items())
+    assert all(torch.equal(never[k], x) for k, x in always.items())
 
 
 @pytest.mark.slow
@@ -225,6 +119,44 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path, monkeypatch, corpus, c
     assert train(tmp_path, monkeypatch, *corpus, *arguments) == 1
     said = capfd.readouterr().err
     assert "try a lower optim.lr" in said and "Traceback" not in said
+    assert not list(tmp_path.glob("outputs/*/*/checkpoints/*")), "nothing of it was saved"
+
+
+def test_a_step_with_a_broken_gradient_is_not_applied(tmp_path, monkeypatch, corpus, capfd):
+    """It stops there, by name; what was saved before stays and is finite."""
+    from model.transformer import Transformer
+
+    forward = Transformer.forward
+
+    def broken(model, tokens, *given, **named):
+        nats = forward(model, tokens, *given, **named)
+        return nats * float("nan") if model.training and calls.pop() == 0 else nats
+
+    calls = [0, 1, 1, 1, 1, 1, 1]  # from the end: the seventh step
+    monkeypatch.setattr(Transformer, "forward", broken)
+    monkeypatch.setattr(validation.Validation, "measure", lambda *_: {"val/loss": 1.0})
+    settings = ["hydra.run.dir=outputs/a", "train.save_every=6", "train.log_every=20"]
+    assert train(tmp_path, monkeypatch, *corpus, *settings) == 1
+    said = capfd.readouterr().err
+    assert said.startswith("error: step 7: the loss or its gradient is not finite; the last good")
+    assert "checkpoint is outputs/a/checkpoints/step-000006" in said
+    assert [p.name for p in checkpoint.steps(Path("outputs/a/checkpoints"))] == ["step-000006"]
+
+
+def test_training_reads_no_global_random_generator(tmp_path, monkeypatch, corpus):
+    """So there is none to save: whatever else draws from them, a resumed run sees the same."""
+    states = []
+
+    def look(loop, batch, whole=train_module.Loop.step):
+        states.append((torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()))
+        return whole(loop, batch)
+
+    monkeypatch.setattr(train_module.Loop, "step", look)
+    assert train(tmp_path, monkeypatch, *corpus, "train.eval_every=3", "train.save_every=4") == 0
+    assert len(states) == 20
+    for mine, other, third in states[1:]:
+        assert torch.equal(mine, states[0][0]) and other == states[0][1]
+        assert (third == states[0][2]).all()
 
 
 def test_it_ends_with_the_next_command(tmp_path, monkeypatch, corpus, capfd):

@@ -1,27 +1,33 @@
-"""Checkpoints: folders that appear complete or not at all.
+"""Checkpoints as they are read: folders that are whole or not used. saving.py writes them.
 
     checkpoints/step-000500/model.safetensors   weights, under the model's own names
                             state.pt            optimizer, loss scaler, counters; loads with weights_only=True
-                            manifest.json       size and sha256 of both
-    checkpoints/last, checkpoints/best          small text files that name a folder
+                            config.yaml         the configuration that it was saved with
+                            tokenizer.json
+                            manifest.json       size and sha256 of those four
+    checkpoints/last, checkpoints/best          small text files that name a folder, for people
 
-A folder is written under a temporary name, flushed to disk and renamed. Nothing in it is ever executed.
+Unusual: readers go by the folders, each of which proves itself, and not by `last` and `best`, which a crash may
+leave behind and one flipped bit may turn into another name. Nothing in a checkpoint is ever executed.
 """
 
 import json
 import math
-import os
-import shutil
-from dataclasses import dataclass
+import re
+import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import nn
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from errors import UserError
-from storage import digest, flush, replace_text
+from storage import digest
+
+FILES = {"model.safetensors", "state.pt", "config.yaml", "tokenizer.json"}
 
 
 @dataclass
@@ -29,50 +35,46 @@ class State:
     """What changes as a run goes on, besides weights and the optimizer's own state."""
 
     data_hash: str  # of the training tokens
+    precision: str  # that the loss scaler's state belongs to
     step: int = 0  # steps taken
     seconds: float = 0.0  # spent on them, validation and checkpoints included
+    losses: list[float] = field(default_factory=list)  # of the steps since the last logged one
+    skips: list[int] = field(default_factory=lambda: [0, 0, 0])  # guard.py's
     best: float = math.inf  # lowest val/loss so far
+    best_step: int | None = None
+    attempt: int = -1  # the newest that metrics.jsonl should know of
     tracker_id: str | None = None
 
 
-def save(folder: Path, step: int, model: nn.Module, state: dict[str, Any], *, best: bool) -> None:
-    """Write checkpoint `step` into the run `folder`; it becomes `last`, and `best` if said so."""
-    root = folder / "checkpoints"
-    target = root / f"step-{step:06d}"
-    if not (target / "manifest.json").exists():
-        draft = root / f".draft-{target.name}"
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
-        save_file(weights(model), draft / "model.safetensors", metadata={"format": "pt"})
-        torch.save(state, draft / "state.pt")
-        files = {p.name: {"bytes": p.stat().st_size, "sha256": digest(p)} for p in draft.iterdir()}
-        (draft / "manifest.json").write_text(json.dumps(files, indent=1))
-        for path in (*draft.iterdir(), draft):
-            flush(path)
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(draft, target)
-    for pointer in ("last", "best") if best else ("last",):
-        replace_text(root / pointer, target.name)
-    flush(root)
-
-
-def weights(model: nn.Module) -> dict[str, torch.Tensor]:
+def weights(model: nn.Module) -> dict[str, Tensor]:
     """The state of the model without any wrapper's prefix and without second names of one tensor (tied embeddings)."""
     state, seen = {}, set()
-    for name, tensor in model.state_dict().items():
+    for name, tensor in unwrapped(model).state_dict().items():
         if tensor.data_ptr() not in seen:
             state[name] = tensor.detach().cpu().contiguous()
             seen.add(tensor.data_ptr())
     return state
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside torch.compile's and DDP's wrappers, in whatever order."""
+    for name in ("_orig_mod", "module"):
+        if isinstance(inner := getattr(model, name, None), nn.Module):
+            return unwrapped(inner)
+    return model
+
+
 def load_weights(model: nn.Module, path: Path, own_schemes: bool = False) -> None:
     """Every weight of the model from the checkpoint folder `path`, and nothing left over.
 
-    own_schemes: parameters of position schemes are taken where they fit and may otherwise differ.
+    path: as `find` gives it; own_schemes: parameters of position schemes are taken where they fit and may
+    otherwise differ.
     """
-    verify(path)
-    own, stored = weights(model), load_file(path / "model.safetensors")
+    model = unwrapped(model)
+    try:
+        own, stored = weights(model), load_file(path / "model.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path / 'model.safetensors'} cannot be read: {error}") from None
     if own_schemes:
         fits = {n for n in own.keys() & stored.keys() if own[n].shape == stored[n].shape}
         free = {n for n in own.keys() | stored.keys() if n.startswith("schemes.")} - fits
@@ -84,45 +86,69 @@ def load_weights(model: nn.Module, path: Path, own_schemes: bool = False) -> Non
     model.load_state_dict(stored, strict=False)
 
 
-def load_state(path: Path) -> dict[str, Any]:
-    verify(path)
-    return torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Any], State]:
+    """State of the optimizer, of the scaler, and the counters, from the checkpoint folder `path` of `find`."""
+    try:
+        saved = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+        return saved.pop("optimizer"), saved.pop("scaler"), State(**saved)
+    except Exception as error:  # whatever a stranger's pickle may raise
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{path / 'state.pt'} holds no state of a run: {reason}") from None
 
 
 def find(folder: Path, which: str) -> Path:
-    """The checkpoint folder that `last`, `best` or a step number stands for, in the run `folder`."""
+    """The whole checkpoint that `last`, `best` or a step number stands for, in the run `folder`.
+
+    Damaged ones are passed over for `last`, with a warning; a damaged one that is asked for is a UserError.
+    """
     root = folder / "checkpoints"
-    if which in ("last", "best"):
-        pointer = root / which
-        if not pointer.exists():
-            raise UserError(f"{folder} has no checkpoint `{which}`: nothing was saved there yet")
-        return root / pointer.read_text().strip()
-    path = root / f"step-{int(which):06d}" if which.isdigit() else None
+    if which == "last":
+        return newest(root)
+    if which == "best":
+        which = str(load_state(newest(root))[2].best_step)  # "None" where nothing was validated yet
+    path = root / f"step-{int(which):06d}" if which.isdecimal() else None
     if path is None or not path.exists():
-        there = sorted(p.name for p in root.glob("step-*"))
-        raise UserError(f"checkpoint={which}: {root} has last, best, {', '.join(there)}")
+        there = ", ".join(p.name for p in steps(root)) or "nothing"
+        raise UserError(f"checkpoint={which}: {root} has {there}; give last, best or a step")
+    verify(path)
     return path
+
+
+def newest(root: Path) -> Path:
+    for path in reversed(steps(root)):
+        try:
+            verify(path)
+        except UserError as error:
+            warnings.warn(f"{error}; looking at the checkpoint before it", stacklevel=3)
+        else:
+            return path
+    raise UserError(f"{root} has no whole checkpoint: nothing to go on with or to measure")
+
+
+def steps(root: Path) -> list[Path]:
+    """The checkpoints of a run, whole or not, oldest first."""
+    found = [p for p in root.glob("step-*") if re.fullmatch(r"step-[0-9]{6,}", p.name)]
+    return sorted(found, key=step_of)
 
 
 def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Delete all checkpoints but the newest `keep` and the best."""
-    root = folder / "checkpoints"
-    kept = {(root / p).read_text().strip() for p in ("last", "best") if (root / p).exists()}
-    for path in sorted(root.glob("step-*"), key=step_of)[: -max(1, keep)]:
-        if path.name not in kept:
-            shutil.rmtree(path)
-
-
 def verify(path: Path) -> None:
     """UserError if a file of the checkpoint is missing or is not what was written."""
+    manifest = path / "manifest.json"
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        for name, known in manifest.items():
-            if digest(path / name) != known["sha256"]:
-                raise UserError(f"{path / name} is damaged: its sha256 is not the manifest's")
-    except (OSError, json.JSONDecodeError, TypeError, KeyError) as error:
-        raise UserError(f"{path} is no complete checkpoint: {error}") from None
+        known = {n: (f["bytes"], f["sha256"]) for n, f in json.loads(manifest.read_bytes()).items()}
+    except OSError as error:
+        raise UserError(f"{manifest} cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise UserError(f"{manifest} is damaged") from None
+    if known.keys() != FILES:
+        raise UserError(f"{manifest} is damaged: it must name {', '.join(sorted(FILES))}")
+    for name, (size, sha256) in known.items():
+        try:
+            if (path / name).stat().st_size != size or digest(path / name) != sha256:
+                raise UserError(f"{path / name} is damaged: it is not what the manifest says")
+        except OSError as error:
+            raise UserError(f"{path / name} cannot be read: {error.strerror}") from None

@@ -8,24 +8,32 @@ newest attempt, so that nothing is lost and nothing is edited.
 
 import json
 import math
+import os
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
+
+from storage import writing
 
 Record = dict[str, Any]
 
 
 class MetricsFile:
-    """Appends to `path`; a line is on disk when `log` returns. Opening again: next attempt."""
+    """Appends to `path`; a line is the system's when `log` returns, and on the disk after `sync`."""
 
-    def __init__(self, path: Path) -> None:
-        self.attempt = 1 + max((record["attempt"] for _, record in _records(path)), default=-1)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
-        self._file = path.open("a", encoding="utf-8")
-        if torn:  # a killed run left half a line: keep it from swallowing our first one
-            self._file.write("\n")
+    def __init__(self, path: Path, after: int = -1) -> None:
+        """Opening again: next attempt, beyond `after` too, the one that a checkpoint knows of."""
+        self.path = path
+        self.attempt = 1 + max((r["attempt"] for _, r in _records(path)), default=-1)
+        self.attempt = max(self.attempt, after + 1)
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+            self._file = path.open("a", encoding="utf-8")
+            if torn:  # a killed run left half a line: keep it from swallowing our first one
+                self._file.write("\n")
 
     def log(
         self,
@@ -40,11 +48,18 @@ class MetricsFile:
         record = {"attempt": self.attempt, "step": step, "tokens": tokens, "seconds": seconds}
         record |= {} if batch is None else {"batch": batch}
         record |= {key: _plain(value) for key, value in metrics.items()}
-        self._file.write(json.dumps(record, allow_nan=False) + "\n")
-        self._file.flush()
+        with writing(self.path):
+            self._file.write(json.dumps(record, allow_nan=False) + "\n")
+            self._file.flush()
+
+    def sync(self) -> None:
+        """Through to the disk: a checkpoint must not know of steps that a power failure takes from here."""
+        with writing(self.path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # of a line that `log` has said it could not write
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -59,23 +74,26 @@ def read_metrics(path: Path) -> list[Record]:
     A damaged line is left out, with a warning that names it.
     """
     merged: dict[int, Record] = {}
-    records = sorted(_records(path, warn=True), key=lambda item: (item[1]["attempt"], item[0]))
+    records = sorted(_records(path), key=lambda item: (item[1]["attempt"], item[0]))
     for _, record in records:
         merged[record["step"]] = merged.get(record["step"], {}) | record
     return [merged[step] for step in sorted(merged)]
 
 
-def _records(path: Path, warn: bool = False) -> Iterator[tuple[int, Record]]:
-    """(line number, record) of each sound line."""
+def _records(path: Path) -> Iterator[tuple[int, Record]]:
+    """(line number, record) of each sound line; a warning names any other."""
     if not path.exists():
         return
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             record = json.loads(line, parse_constant=_refuse)
-            if not all(isinstance(record[key], int) for key in ("attempt", "step")):
+            numbers = {key: x for key, x in record.items() if key != "batch" and x is not None}
+            if not all(type(record[key]) is int for key in ("attempt", "step")):
                 raise ValueError("no attempt, or no step")
-        except (ValueError, TypeError, KeyError):
-            if warn and line.strip():
+            if not all(type(x) in (int, float) for x in numbers.values()):
+                raise ValueError("a value that is no number")
+        except (ValueError, AttributeError, KeyError):
+            if line.strip():
                 warnings.warn(f"{path}, line {number}: damaged, left out", stacklevel=3)
             continue
         yield number, record

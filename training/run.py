@@ -6,7 +6,7 @@ exclusive, so that two commands started in the same second never share one.
 
 import dataclasses
 import re
-from contextlib import suppress
+import warnings
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from configs.check import fit
 from configs.schema import TrainConfig
+from data.prepare import TokenSplit
 from data.tokenizer import Tokenizer
 from errors import UserError
 from model.config import ModelConfig
 from model.transformer import Transformer
-from storage import replace_text
+from storage import digest, flush, replace_text, writing
 from training import checkpoint
 
 OUTPUTS = Path("outputs")
@@ -30,13 +31,21 @@ OUTPUTS = Path("outputs")
 
 def create(folder: Path, config: TrainConfig, tokenizer: Tokenizer) -> None:
     """Make `folder` the run of `config`, and the newest run."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with (folder / "config.yaml").open("x") as file:
-            file.write(config_text(config))
-    except FileExistsError:
-        raise UserError(f"{folder} already holds a run: start again, or resume={folder}") from None
-    tokenizer.save(folder / "tokenizer.json")
+    path = folder / "config.yaml"
+    with writing(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            file = path.open("xb")
+        except FileExistsError:
+            raise UserError(
+                f"{folder} already holds a run: start again, or resume={folder}"
+            ) from None
+        with file:
+            file.write(config_text(config).encode())
+        flush(path)
+    with writing(folder / "tokenizer.json"):
+        tokenizer.save(folder / "tokenizer.json")
+        flush(folder / "tokenizer.json")
     mark_latest(folder)
 
 
@@ -78,34 +87,32 @@ def locate_all(runs: Any) -> list[Path]:
 
 
 def load_config(folder: Path) -> TrainConfig:
-    """The configuration of a run, held against today's schema."""
+    """The configuration in a folder (a run's, a checkpoint's), held against today's schema."""
     path = folder / "config.yaml"
     try:
-        values = yaml.safe_load(path.read_text())
+        text = path.read_bytes().decode()
+        if "${" in text or not isinstance(values := yaml.safe_load(text), dict):
+            raise ValueError("it must be a mapping, with every value written out")
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), values))
-    except (OSError, yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
-        reason = str(error).splitlines()[0]
+    except (OSError, yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{path} is no configuration of a run: {reason}") from None
     assert isinstance(config, TrainConfig)
     return config
 
 
-def newest_unfinished(config: TrainConfig) -> Path | None:
-    """The newest run of equal configuration that has not taken all its steps."""
-    wanted = dataclasses.replace(config, resume=None)
-    configs = sorted(OUTPUTS.glob("*/*/config.yaml"), key=lambda p: p.stat().st_mtime)
-    for folder in (path.parent for path in reversed(configs)):
-        try:
-            if load_config(folder) == wanted and steps_taken(folder) < config.train.steps:
-                return folder
-        except UserError:  # another version's run, or one without a checkpoint
-            continue
-    return None
+def open_checkpoint(folder: Path, which: str) -> tuple[Path, TrainConfig, Tokenizer]:
+    """A whole checkpoint of a run (last, best, a step), and what it was saved with."""
+    path = checkpoint.find(folder, which)
+    return path, load_config(path), open_tokenizer(folder, path)
 
 
-def steps_taken(folder: Path) -> int:
-    """By the last checkpoint of the run."""
-    return checkpoint.step_of(checkpoint.find(folder, "last"))
+def open_tokenizer(folder: Path, path: Path) -> Tokenizer:
+    """The tokenizer of a checkpoint at `path` in a run; the run folder's own copy is for people."""
+    own, kept = folder / "tokenizer.json", path / "tokenizer.json"
+    if not own.exists() or digest(own) != digest(kept):
+        warnings.warn(f"{own} is not the run's; {kept} is used", stacklevel=2)
+    return Tokenizer.load(kept)
 
 
 def output_folder() -> Path:
@@ -114,55 +121,14 @@ def output_folder() -> Path:
     return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
 
-# What a resumed run may be given anew: everything else is its own configuration.
-FREE = ("resume", "device", "compile", "tracker")  # and train.steps
-
-
-def open_run(config: TrainConfig, given: list[str], fresh: Path) -> tuple[Path, TrainConfig, bool]:
-    """The folder to write to, the configuration that counts, and whether a run goes on there.
-
-    given: dotted keys of the command line; fresh: the folder that a new run would take.
-    """
-    folder = None
-    if config.resume == "auto":
-        folder = newest_unfinished(config)
-    elif config.resume is not None:
-        folder = locate(config.resume, "resume")
-    if folder is None:
-        return fresh, dataclasses.replace(config, resume=None), False
-    saved = load_config(folder)
-    for key in given if config.resume != "auto" else []:
-        if key.split(".")[0] not in ("hydra", *FREE) and key != "train.steps":
-            own = look_up(saved, key)
-            if own is None or own != look_up(config, key):
-                raise UserError(f"{key} is the run's own where resume={folder}: leave it out")
-    for key in ("device", "compile"):
-        if key in given:
-            setattr(saved, key, getattr(config, key))
-    if "tracker" in given:
-        saved.tracker = config.tracker
-    own = [key for key in config.tracker if f"tracker.{key}" in given]
-    saved.tracker |= {key: config.tracker[key] for key in own}
-    if "train.steps" in given:
-        saved.train.steps = config.train.steps
-    with suppress(OSError):
-        fresh.rmdir()  # Hydra made it for a new run
-    reached = steps_taken(folder)
-    if reached >= saved.train.steps:
-        raise UserError(
-            f"resume={folder} has taken all its {reached} steps: train.steps={2 * reached} would go on"
-        )
-    replace_text(folder / "config.yaml", config_text(saved))
-    mark_latest(folder)
-    return folder, saved, True
-
-
-def look_up(config: TrainConfig, key: str) -> Any:
-    """The value of a dotted key, None where it is no key of a configuration (an experiment)."""
-    value: Any = dataclasses.asdict(config)
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
+def describe(folder: Path, config: TrainConfig, model: Transformer, text: TokenSplit) -> list[str]:
+    """A run's sizes, for its first lines."""
+    all_, positions = (sum(p.numel() for p in m.parameters()) for m in (model, model.schemes))
+    step = config.train.batch_size * config.context_length
+    return [
+        f"{folder}: {config.position['name']}, {all_:,} parameters ({positions:,} of them positions)",
+        f"{len(text.tokens):,} training tokens, {config.train.steps:,} steps of {step:,}",
+    ]
 
 
 def group_name(folder: Path) -> str:
@@ -172,11 +138,12 @@ def group_name(folder: Path) -> str:
 
 def start_from(folder: Path, model: Transformer, tokenizer: Tokenizer) -> None:
     """init_from: all weights of another run's last checkpoint; those of position schemes where they fit."""
-    if Tokenizer.load(folder / "tokenizer.json").hash != tokenizer.hash:
+    path, _, theirs = open_checkpoint(folder, "last")
+    if theirs.hash != tokenizer.hash:
         raise UserError(
             f"init_from={folder} was trained with another tokenizer: its embeddings are of other tokens"
         )
-    checkpoint.load_weights(model, checkpoint.find(folder, "last"), own_schemes=True)
+    checkpoint.load_weights(model, path, own_schemes=True)
 
 
 def build_model(config: TrainConfig, vocab_size: int) -> Transformer:

@@ -1,9 +1,11 @@
 """metrics.jsonl: strict, complete over resumes, and readable after a crash."""
 
 import json
+import warnings
 
 import pytest
 
+from errors import UserError
 from training.metrics import MetricsFile, read_metrics
 
 
@@ -59,3 +61,34 @@ def test_a_torn_line_costs_only_itself(tmp_path):
 
 def test_no_metrics_file_means_no_records(tmp_path):
     assert read_metrics(tmp_path / "metrics.jsonl") == []
+
+
+@pytest.mark.parametrize(
+    "line", ["", "nul", "[1, 2]", "7", '{"step": 1}', '{"attempt": 0, "step": "1"}', "{'step': 1}",
+             '{"attempt": 0, "step": 2, "train/loss": "low"}', '{"attempt": 0, "step": 2, "x": NaN}']
+)  # fmt: skip
+def test_a_bad_line_is_skipped_with_a_warning(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    good = b'{"attempt": 0, "step": 1, "train/loss": 2.5, "batch": "0f"}\n'
+    bad = b"\0\xff\xfe" if line == "nul" else line.encode()
+    path.write_bytes(good + bad + b"\n" + good.replace(b"1,", b"3,"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert [record["step"] for record in read_metrics(path)] == [1, 3]
+    assert [f"{path}, line 2: damaged" in str(w.message) for w in caught] == [True] * bool(line)
+
+
+def test_attempts_go_on_where_the_file_is_lost(tmp_path):
+    with MetricsFile(tmp_path / "metrics.jsonl", after=4) as metrics:
+        assert metrics.attempt == 5
+
+
+def test_a_full_disk_is_one_line(tmp_path):
+    """/dev/full is a disk without space."""
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics._file = open("/dev/full", "a")  # noqa: SIM115
+    with (
+        pytest.raises(UserError, match=r"metrics\.jsonl cannot be written: No space left"),
+        metrics,
+    ):
+        metrics.log({"train/loss": 1.0}, step=1, tokens=1, seconds=0.0)

@@ -1,0 +1,187 @@
+"""Which run a command means: a new one, or one that goes on (`resume=<folder>`, `resume=auto`).
+
+A run goes on in its own folder with its own configuration, from its newest whole checkpoint. What may be given
+anew is where it runs and how it is watched (`FREE`), and how long: `train.steps`. Everything else that the
+command line says must be what the run has already. Unusual: config.yaml in the run folder is not believed,
+only compared: the checkpoint holds the configuration that it was saved with.
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from configs.schema import TrainConfig
+from data.prepare import TokenSplit
+from data.tokenizer import Tokenizer
+from errors import UserError
+from model.transformer import Transformer
+from storage import replace_text
+from training import checkpoint, run
+from training.optim import learning_rate
+from training.precision import Precision
+
+# Where a run computes and how it is watched, not what it is
+FREE = ("resume", "device", "compile", "tracker")
+
+
+@dataclass
+class Opened:
+    folder: Path
+    config: TrainConfig  # the one that counts
+    path: Path | None = None  # the checkpoint to go on from; None: a new run
+    origin: Path | None = None  # the run whose weights a new one starts from
+    notes: list[str] = field(default_factory=list)
+
+
+def open_run(config: TrainConfig, given: list[str], fresh: Path) -> Opened | None:
+    """The run to train; None where resume=auto finds it finished.
+
+    given: dotted keys of the command line; fresh: the folder that a new run would take.
+    """
+    found = None
+    if config.resume == "auto":
+        found = equal_run(config, fresh)
+    elif config.resume is not None:
+        folder = run.locate(config.resume, "resume")
+        found = folder, checkpoint.find(folder, "last")
+    if found is None:
+        origin = run.locate(config.init_from, "init_from") if config.init_from else None
+        return Opened(fresh, dataclasses.replace(config, resume=None), origin=origin)
+    folder, path = found
+    with suppress(OSError):
+        fresh.rmdir()  # Hydra made it for a new run
+    settled = adopt(own_config(folder, path), config, given, folder)
+    step = checkpoint.step_of(path)
+    if step >= settled.train.steps:
+        done = f"{folder} has taken all its {step} steps"
+        if config.resume != "auto":
+            raise UserError(f"resume={done}: train.steps={2 * step} would go on")
+        print(f"{done}: nothing to do; without resume=auto a new run starts")
+        return None
+    notes = [f"going on from {path}", *new_length(path, settled)]
+    return Opened(folder, settled, path, notes=notes)
+
+
+def equal_run(config: TrainConfig, fresh: Path) -> tuple[Path, Path] | None:
+    """Folder and newest checkpoint of the newest unfinished run of equal configuration, else of the newest finished."""
+    wanted, finished = identity(config), None
+    files = [*run.OUTPUTS.glob("*/*/config.yaml"), *fresh.glob("config.yaml")]
+    for file in sorted(set(files), key=lambda p: p.stat().st_mtime, reverse=True):
+        try:
+            if identity(run.load_config(file.parent)) != wanted:
+                continue
+            if not checkpoint.steps(file.parent / "checkpoints"):
+                continue  # killed before it saved anything: there is nothing to go on with
+            path = checkpoint.find(file.parent, "last")
+        except UserError as error:
+            warnings.warn(f"resume=auto passes over {file.parent}: {error}", stacklevel=3)
+            continue
+        if checkpoint.step_of(path) < config.train.steps:
+            return file.parent, path
+        finished = finished or (file.parent, path)
+    return finished
+
+
+def own_config(folder: Path, path: Path) -> TrainConfig:
+    """The run's configuration, if the checkpoint at `path` says the same but for what a resume may change."""
+    own, kept = run.load_config(folder), run.load_config(path)
+    one, two = (identity(c) | {"train.steps": None} for c in (own, kept))
+    for key in sorted(one.keys() | two.keys()):
+        here, there = (str(c[key]) if key in c else "nothing" for c in (one, two))
+        if here != there:
+            raise UserError(
+                f"{folder / 'config.yaml'} has {key}={here} where {path} was saved with {there}: the run cannot"
+                f" change; copy config.yaml from there"
+            )
+    return own
+
+
+def adopt(saved: TrainConfig, config: TrainConfig, given: list[str], folder: Path) -> TrainConfig:
+    """The run's configuration with what the command line may change; UserError names what it may not."""
+    for key in given if config.resume != "auto" else []:  # auto has compared everything
+        if key.split(".")[0] not in ("hydra", *FREE) and key != "train.steps":
+            own = look_up(saved, key)
+            if own is None or own != look_up(config, key):
+                raise UserError(f"{key} is the run's own where resume={folder}: leave it out")
+    settled = dataclasses.replace(saved, train=dataclasses.replace(saved.train))
+    for key in ("device", "compile", "tracker"):
+        if key in given:
+            setattr(settled, key, getattr(config, key))
+    own = [key for key in config.tracker if f"tracker.{key}" in given]
+    settled.tracker = settled.tracker | {key: config.tracker[key] for key in own}
+    if "train.steps" in given:
+        settled.train.steps = config.train.steps
+    return settled
+
+
+def new_length(path: Path, config: TrainConfig) -> list[str]:
+    """A line about the schedule where the run has another length than when the checkpoint was saved."""
+    step, now = checkpoint.step_of(path), config.train.steps
+    before = run.load_config(path).train.steps
+    if before == now:
+        return []
+    old, new = learning_rate(step - 1, before, config.optim), learning_rate(step, now, config.optim)
+    return [
+        f"train.steps is {now:,}, no longer {before:,}: from here on the learning rate follows the cosine of {now:,}"
+        f" steps; it was {old:.3g} at step {step:,} and is {new:.3g} at the next"
+    ]
+
+
+def start(
+    opened: Opened,
+    model: Transformer,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    precision: Precision,
+    text: TokenSplit,
+    tokenizer: Tokenizer,
+) -> checkpoint.State:
+    """Everything as it was when the checkpoint was saved, or a new run's beginning and its folder."""
+    if opened.path is None:
+        if opened.origin:
+            run.start_from(opened.origin, model, tokenizer)
+        run.create(opened.folder, opened.config, tokenizer)
+        return checkpoint.State(data_hash=text.hash, precision=precision.name)
+    optimizer_state, scaler_state, state = checkpoint.load_state(opened.path)
+    if state.data_hash != text.hash:
+        raise UserError(
+            f"resume={opened.folder}: the training text is not what it was; the run cannot go on"
+        )
+    checkpoint.load_weights(model, opened.path)
+    optimizer.load_state_dict(optimizer_state)
+    if state.precision == precision.name:
+        scaler.load_state_dict(scaler_state)
+    else:  # precision=auto on another device
+        opened.notes.append(f"precision is {precision.name}, no longer {state.precision}")
+        state.precision = precision.name
+    replace_text(opened.folder / "config.yaml", run.config_text(opened.config))
+    run.mark_latest(opened.folder)
+    return state
+
+
+def identity(config: TrainConfig) -> dict[str, Any]:
+    """Dotted key -> value of everything that makes a run what it is."""
+    settings = dataclasses.asdict(config)
+    return dict(flat({k: v for k, v in settings.items() if k not in FREE}))
+
+
+def flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def look_up(config: TrainConfig, key: str) -> Any:
+    """The value of a dotted key, None where it is no key of a configuration (an experiment)."""
+    value: Any = dataclasses.asdict(config)
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
