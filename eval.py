@@ -23,28 +23,31 @@ if TYPE_CHECKING:
     from data.prepare import TokenSplit
     from evaluation.protocols import Plan
     from model.transformer import Transformer
+    from training.distributed import World
     from training.precision import Precision
 
 
-def evaluate(config: EvalConfig, given: list[str]) -> None:
+def evaluate(config: EvalConfig, given: list[str], world: World) -> None:
     from training import run
 
-    for folder in run.locate_all(config.run):
-        evaluate_run(folder, run.load_config(folder), config, given)
+    for folder in world.share(lambda: run.locate_all(config.run)):
+        evaluate_run(folder, run.load_config(folder), config, given, world)
 
 
-def evaluate_run(folder: Path, trained: TrainConfig, config: EvalConfig, given: list[str]) -> None:
+def evaluate_run(
+    folder: Path, trained: TrainConfig, config: EvalConfig, given: list[str], world: World
+) -> None:
     from data.corpora import CORPORA
     from data.prepare import prepare_split
     from data.tokenizer import Tokenizer
     from evaluation import results
     from training import checkpoint, run
-    from training.precision import Precision, choose_device
+    from training.precision import Precision
     from training.rescale import evaluated_position, label
     from training.tracker import TRACKERS
 
     # Everything that a setting can get wrong, before any work
-    device = choose_device(config.device)
+    device = world.device(config.device)
     precision = Precision.choose(config.precision, device)
     position = evaluated_position(trained, config.position, given)
     settings = config.tracker if "tracker" in given else {**trained.tracker, **config.tracker}
@@ -55,7 +58,9 @@ def evaluate_run(folder: Path, trained: TrainConfig, config: EvalConfig, given: 
     model = run.build_model(dataclasses.replace(trained, position=position), tokenizer.vocab_size)
     checkpoint.load_weights(model, path)
     model = model.to(device).eval()
-    split = prepare_split(build("data", CORPORA, trained.data), config.split, tokenizer)
+    corpus = build("data", CORPORA, trained.data)
+    split = world.first(lambda: prepare_split(corpus, config.split, tokenizer))
+    world.same(f"the text in data.{config.split}", split.hash)
     header = {
         "label": label(trained.position, position, given, unusual(config, precision.name)),
         "position": position["name"],
@@ -75,7 +80,11 @@ def evaluate_run(folder: Path, trained: TrainConfig, config: EvalConfig, given: 
     file = folder / "eval" / f"{header['label']}.json"
     plans = make_plans(config, trained.context_length, split)
     reach = trained.train.position_range
-    measure(file, header, plans, model, split, config.eval.tokens_per_batch, precision, reach)
+    measure(
+        file, header, plans, model, split, config.eval.tokens_per_batch, precision, reach, world
+    )
+    if not world.main:
+        return
 
     rows = results.rows_of(results.load(file).rows, plans)
     with tracker:
@@ -167,6 +176,7 @@ def measure(
     tokens_per_batch: int,
     precision: Precision,
     position_range: int | None,
+    world: World,
 ) -> None:
     """Score the plans that `file` does not hold yet, and write each as soon as it is scored.
 
@@ -177,7 +187,9 @@ def measure(
     from training.positions import HELD_OUT, draw
     from training.progress import show
 
-    missing = results.missing(file, header, plans)
+    there = results.missing(file, header, plans) if world.main else []
+    wanted = world.share(lambda: [any(p is plan for p in there) for plan in plans])
+    missing = [plan for plan, asked in zip(plans, wanted, strict=True) if asked]
     limit = min(model.max_length or math.inf, position_range or math.inf)
     supported = [p for p in missing if p.context_length <= limit]
     total = sum(p.input_tokens for p in supported)
@@ -196,7 +208,7 @@ def measure(
                     return model(inputs, targets, window=window, pos=pos)
 
             def tick(read, text=f"{plan.protocol} at {plan.context_length:,}", before=done):
-                progress.update(before + read, text)
+                progress.update(before + read * world.size, text)
 
             scores = None
             if plan in supported:
@@ -207,9 +219,13 @@ def measure(
                     tokens_per_batch=tokens_per_batch,
                     device=precision.device,
                     progress=tick,
+                    rank=world.rank,
+                    world=world.size,
+                    gather=world.gather,
                 )
                 done += plan.input_tokens
-            results.save(file.parent, header, results.make_rows(plan, scores))
+            if world.main:
+                results.save(file.parent, header, results.make_rows(plan, scores))
 
 
 def show_rows(rows: list[dict[str, Any]], trained_context: int) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from configs.cli import command
+from configs.cli import alone, command
 from configs.schema import GenerateConfig
 from errors import UserError
 
@@ -110,7 +110,7 @@ def pick(logits: Tensor, temperature: float, top_k: int | None, generator: torch
     return int(ids[(values / temperature).softmax(-1).multinomial(1, generator=generator)])
 
 
-main = command("generate", GenerateConfig, generate)
+main = command("generate", GenerateConfig, alone(generate))
 
 if __name__ == "__main__":
     main()

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
     from data.loader import Batch, Loader
     from model.transformer import Transformer
     from training import checkpoint
-    from training.metrics import MetricsFile
+    from training.distributed import World
+    from training.metrics import NoMetrics
     from training.precision import Precision
     from training.progress import Lines
     from training.tracker import NoTracker
     from training.validation import Validation
 
 
-def train(config: TrainConfig, given: list[str]) -> None:
+def train(config: TrainConfig, given: list[str], world: World) -> None:
     import torch
 
     from data.corpora import CORPORA
@@ -43,24 +44,22 @@ def train(config: TrainConfig, given: list[str]) -> None:
     from data.prepare import prepare_split, prepare_tokenizer
     from data.tokenizer import TOKENIZERS, Tokenizer
     from training import checkpoint, run
-    from training.metrics import MetricsFile
+    from training.metrics import MetricsFile, NoMetrics
     from training.optim import build_optimizer
-    from training.precision import Precision, choose_device
+    from training.precision import Precision
     from training.progress import show
-    from training.tracker import TRACKERS
+    from training.tracker import TRACKERS, NoTracker
     from training.validation import Validation
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError("WORLD_SIZE: training takes one process; start train.py without torchrun")
-
     # Which run: a new one, or one that goes on in its own folder with its own configuration
-    folder, config, resumed = run.open_run(config, given, run.output_folder())
+    folder, config, resumed = world.share(lambda: run.open_run(config, given, run.output_folder()))
     settings, T = config.train, config.context_length
 
     # Everything that a setting can get wrong, before any work
-    device = choose_device(config.device)
+    world.check_batch(settings.batch_size, settings.accumulate)
+    device = world.device(config.device)
     precision = Precision.choose(config.precision, device)
-    tracker = build("tracker", TRACKERS, config.tracker)
+    tracker = build("tracker", TRACKERS, config.tracker) if world.main else NoTracker()
     corpus = build("data", CORPORA, config.data)
     spec = build("tokenizer", TOKENIZERS, config.tokenizer)
     origin = run.locate(config.init_from, "init_from") if config.init_from and not resumed else None
@@ -73,11 +72,23 @@ def train(config: TrainConfig, given: list[str]) -> None:
 
     # Data
     own = folder / "tokenizer.json"
-    tokenizer = Tokenizer.load(own) if resumed else prepare_tokenizer(corpus, spec)
-    text, held_out = (prepare_split(corpus, s, tokenizer) for s in ("train", "validation"))
+    tokenizer = world.first(
+        lambda: Tokenizer.load(own) if resumed else prepare_tokenizer(corpus, spec)
+    )
+    text, held_out = (
+        world.first(partial(prepare_split, corpus, split, tokenizer))
+        for split in ("train", "validation")
+    )
+    world.same("the text in data.train and data.validation", (text.hash, held_out.hash))
     mask, batch_size = corpus.document_mask, settings.batch_size
     loader = Loader(
-        text, context_length=T, batch_size=batch_size, seed=config.seed, document_mask=mask
+        text,
+        context_length=T,
+        batch_size=batch_size,
+        seed=config.seed,
+        document_mask=mask,
+        rank=world.rank,
+        world=world.size,
     )
     validation = Validation(
         held_out,
@@ -87,6 +98,7 @@ def train(config: TrainConfig, given: list[str]) -> None:
         document_mask=mask,
         position_range=settings.position_range,
         device=device,
+        world=world,
     )
 
     # Model
@@ -109,17 +121,18 @@ def train(config: TrainConfig, given: list[str]) -> None:
                 f"resume={folder}: the training text is not what it was; the run cannot go on"
             )
     else:
-        run.create(folder, config, tokenizer)
+        world.share(lambda: run.create(folder, config, tokenizer))
 
     # Go
     said = [
         f"{folder}: {config.position['name']}, {sum(p.numel() for p in model.parameters()):,} parameters "
-        f"({sum(p.numel() for p in model.schemes.parameters()):,} of them positions), {device}, {precision.name}",
+        f"({sum(p.numel() for p in model.schemes.parameters()):,} of them positions), "
+        f"{device}{world}, {precision.name}",
         f"{len(text.tokens):,} training tokens, {settings.steps:,} steps of {batch_size * T:,}",
     ]
     with (
         tracker,
-        MetricsFile(folder / "metrics.jsonl") as metrics,
+        MetricsFile(folder / "metrics.jsonl") if world.main else NoMetrics() as metrics,
         show("step", settings.steps, state.step) as progress,
     ):
         tracker.start(
@@ -134,9 +147,10 @@ def train(config: TrainConfig, given: list[str]) -> None:
         told = len(tracker.notes)
         for line in [*said, *tracker.notes]:
             progress.say(line)
-        compiled = torch.compile(model) if config.compile else model
+        whole = world.wrap(model)
+        compiled = torch.compile(whole) if config.compile else whole
         Loop(
-            config, folder, model, compiled, optimizer, scaler, precision, loader, validation,
+            world, config, folder, model, compiled, optimizer, scaler, precision, loader, validation,
             metrics, tracker, progress, state,
         ).run()  # fmt: skip
     for line in tracker.notes[told:]:
@@ -146,16 +160,17 @@ def train(config: TrainConfig, given: list[str]) -> None:
 
 @dataclass
 class Loop:
+    world: World
     config: TrainConfig
     folder: Path
     model: Transformer
-    compiled: Callable[..., torch.Tensor]  # the same model, perhaps compiled
+    compiled: Callable[..., torch.Tensor]  # the same model, as world and compiler want it
     optimizer: torch.optim.AdamW
     scaler: torch.amp.GradScaler
     precision: Precision
     loader: Loader
     validation: Validation
-    metrics: MetricsFile
+    metrics: NoMetrics
     tracker: NoTracker
     progress: Lines
     state: checkpoint.State
@@ -165,8 +180,7 @@ class Loop:
         began = time.monotonic() - state.seconds
         losses, since = [], time.monotonic()  # since the last logged step
         while state.step < settings.steps:
-            batch = self.loader.batch(state.step)
-            loss, norm, lr = self.step(batch)
+            loss, norm, lr = self.step(self.loader.batch(state.step))
             losses.append(loss)
             state.step += 1
             last = state.step == settings.steps
@@ -178,7 +192,7 @@ class Loop:
                 numbers |= self.validation.measure(self.model, self.precision)
             state.seconds = time.monotonic() - began
             if numbers:
-                self.log(numbers, batch)
+                self.log(numbers)
             best = numbers.get("val/loss", math.inf) < state.best
             state.best = min(state.best, numbers.get("val/loss", math.inf))
             if best or last or (settings.save_every and state.step % settings.save_every == 0):
@@ -187,7 +201,10 @@ class Loop:
                 since = time.monotonic()
 
     def step(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, float]:
-        """One step of the optimizer: mean loss (nats per token), norm of the gradient, learning rate."""
+        """One step of the optimizer: mean loss (nats per token), norm of the gradient, learning rate.
+
+        Parts and ranks are equal in size: the mean of their means is the mean over all tokens.
+        """
         from torch.nn.utils import clip_grad_norm_
 
         from training.optim import learning_rate
@@ -204,20 +221,19 @@ class Loop:
         )
         pos = None if pos is None else pos.to(device)
         masks = [None] * n if batch.segments is None else batch.segments.to(device).chunk(n)
-        for tokens, segments in zip(parts, masks, strict=True):
-            with self.precision.autocast():
-                nats = self.compiled(tokens[:, :-1], tokens[:, 1:], segments=segments, pos=pos)
-                loss = (
-                    nats.mean() / n
-                )  # parts are equal in size: their sum is the mean over all tokens
-            self.scaler.scale(loss).backward()
+        for i, (tokens, segments) in enumerate(zip(parts, masks, strict=True)):
+            with self.world.part(self.compiled, last=i == n - 1):
+                with self.precision.autocast():
+                    nats = self.compiled(tokens[:, :-1], tokens[:, 1:], segments=segments, pos=pos)
+                    loss = nats.mean() / n
+                self.scaler.scale(loss).backward()
             losses.append(loss.detach())
         self.scaler.unscale_(self.optimizer)
         norm = clip_grad_norm_(self.model.parameters(), optim.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
-        return sum(losses[1:], losses[0]), norm, lr
+        return self.world.mean(sum(losses[1:], losses[0])), norm, lr
 
     def training_numbers(
         self, losses: list[torch.Tensor], norm: torch.Tensor, lr: float, seconds: float
@@ -235,14 +251,13 @@ class Loop:
             "train/tokens_per_second": tokens / seconds,
         }
 
-    def log(self, numbers: dict[str, float], batch: Batch) -> None:
+    def log(self, numbers: dict[str, float]) -> None:
         from data.loader import batch_hash
 
         step, seconds = self.state.step, self.state.seconds
         tokens = step * self.config.train.batch_size * self.config.context_length
-        self.metrics.log(
-            numbers, step=step, tokens=tokens, seconds=seconds, batch=batch_hash(batch)
-        )
+        batch = batch_hash(self.loader.whole(step - 1))
+        self.metrics.log(numbers, step=step, tokens=tokens, seconds=seconds, batch=batch)
         self.tracker.log(numbers, step=step, tokens=tokens)
         names = {
             "train/loss": "loss {:.3f}",
@@ -256,6 +271,8 @@ class Loop:
     def save(self, best: bool) -> None:
         from training import checkpoint
 
+        if not self.world.main:
+            return
         state: dict[str, Any] = {
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),

@@ -16,7 +16,30 @@ from typing import Any, Self
 Record = dict[str, Any]
 
 
-class MetricsFile:
+class NoMetrics:
+    """Writes nothing, and is the interface: the metrics of a process that another one writes for."""
+
+    def log(
+        self,
+        metrics: dict[str, float],
+        *,
+        step: int,
+        tokens: int,
+        seconds: float,
+        batch: str | None = None,
+    ) -> None:
+        """`tokens` and `seconds` since training began; `batch`: a hash of what the step read."""
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class MetricsFile(NoMetrics):
     """Appends to `path`; a line is on disk when `log` returns. Opening again: next attempt."""
 
     def __init__(self, path: Path) -> None:
@@ -36,7 +59,7 @@ class MetricsFile:
         seconds: float,
         batch: str | None = None,
     ) -> None:
-        """`tokens` and `seconds` since training began; what is not finite is written as null."""
+        """What is not finite is written as null."""
         record = {"attempt": self.attempt, "step": step, "tokens": tokens, "seconds": seconds}
         record |= {} if batch is None else {"batch": batch}
         record |= {key: _plain(value) for key, value in metrics.items()}
@@ -45,12 +68,6 @@ class MetricsFile:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def read_metrics(path: Path) -> list[Record]:
