@@ -207,8 +207,9 @@ def measure(
                 with precision.autocast():
                     return model(inputs, targets, window=window, pos=pos)
 
-            def tick(read, text=f"{plan.protocol} at {plan.context_length:,}", before=done):
-                progress.update(before + read * world.size, text)
+            def tick(read, plan=plan, before=done):
+                read = min(read * world.size, plan.input_tokens)
+                progress.update(before + read, f"{plan.protocol} at {plan.context_length:,}")
 
             scores = None
             if plan in supported:

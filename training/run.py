@@ -115,7 +115,7 @@ def output_folder() -> Path:
 
 
 # What a resumed run may be given anew: everything else is its own configuration.
-FREE = ("resume", "device", "compile", "tracker")  # and train.steps
+FREE = ("resume", "device", "compile", "tracker", "train.steps", "train.accumulate")
 
 
 def open_run(config: TrainConfig, given: list[str], fresh: Path) -> tuple[Path, TrainConfig, bool]:
@@ -132,7 +132,7 @@ def open_run(config: TrainConfig, given: list[str], fresh: Path) -> tuple[Path, 
         return fresh, dataclasses.replace(config, resume=None), False
     saved = load_config(folder)
     for key in given if config.resume != "auto" else []:
-        if key.split(".")[0] not in ("hydra", *FREE) and key != "train.steps":
+        if not {key, key.split(".")[0]} & {"hydra", *FREE}:
             own = look_up(saved, key)
             if own is None or own != look_up(config, key):
                 raise UserError(f"{key} is the run's own where resume={folder}: leave it out")
@@ -143,8 +143,9 @@ def open_run(config: TrainConfig, given: list[str], fresh: Path) -> tuple[Path, 
         saved.tracker = config.tracker
     own = [key for key in config.tracker if f"tracker.{key}" in given]
     saved.tracker |= {key: config.tracker[key] for key in own}
-    if "train.steps" in given:
-        saved.train.steps = config.train.steps
+    for key in ("steps", "accumulate"):
+        if f"train.{key}" in given:
+            setattr(saved.train, key, getattr(config.train, key))
     with suppress(OSError):
         fresh.rmdir()  # Hydra made it for a new run
     reached = steps_taken(folder)

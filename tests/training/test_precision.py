@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from errors import UserError
+from training.distributed import World
 from training.precision import Precision, choose_device
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -52,6 +53,7 @@ def test_order_of_a_scaled_step(monkeypatch):
     weight = torch.nn.Parameter(torch.ones(()))
     optim = SimpleNamespace(lr=1.0, min_lr=0.1, warmup_steps=0, clip=1.0)
     loop = SimpleNamespace(
+        world=World(),
         config=SimpleNamespace(
             optim=optim,
             train=SimpleNamespace(steps=3, accumulate=4, position_range=None),
