@@ -52,7 +52,7 @@ def evaluate_run(
     position = evaluated_position(trained, config.position, given)
     settings = config.tracker if "tracker" in given else {**trained.tracker, **config.tracker}
     tracker = build("tracker", TRACKERS, settings)
-    path = checkpoint.find(folder, config.checkpoint)
+    path = world.share(lambda: checkpoint.find(folder, config.checkpoint))
 
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
     model = run.build_model(dataclasses.replace(trained, position=position), tokenizer.vocab_size)

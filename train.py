@@ -62,7 +62,9 @@ def train(config: TrainConfig, given: list[str], world: World) -> None:
     tracker = build("tracker", TRACKERS, config.tracker) if world.main else NoTracker()
     corpus = build("data", CORPORA, config.data)
     spec = build("tokenizer", TOKENIZERS, config.tokenizer)
-    origin = run.locate(config.init_from, "init_from") if config.init_from and not resumed else None
+    origin = None
+    if config.init_from and not resumed:
+        origin = world.share(partial(run.locate, config.init_from, "init_from"))
     with torch.device("meta"):
         shape = run.build_model(config, vocab_size=257)
         shape.check_length(max(T, settings.position_range or 0))
@@ -110,7 +112,7 @@ def train(config: TrainConfig, given: list[str], world: World) -> None:
     optimizer, scaler = build_optimizer(model, config.optim), precision.scaler()
     state = checkpoint.State(data_hash=text.hash)
     if resumed:
-        path = checkpoint.find(folder, "last")
+        path = world.share(lambda: checkpoint.find(folder, "last"))
         saved = checkpoint.load_state(path)
         checkpoint.load_weights(model, path)
         optimizer.load_state_dict(saved.pop("optimizer"))

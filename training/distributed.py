@@ -219,8 +219,10 @@ class Ranks(World):
         import torch
 
         device = super().device(setting)
-        if device.type != "cuda":
+        if device.type == "cpu":
             return device
+        if device.type != "cuda":
+            raise UserError(f"device={setting} takes one process: start it without torchrun")
         if device.index is not None:
             raise UserError(f"device={setting}: each process takes its own GPU; use device=cuda")
         if self.local_rank >= (count := torch.cuda.device_count()):
