@@ -23,7 +23,8 @@ from omegaconf.errors import OmegaConfBaseException
 from configs.check import nearest
 from configs.schema import TrainConfig
 from errors import UserError
-from training.distributed import World, launched
+from training.distributed import World
+from training.ranks import launched
 
 CONFIGS = Path(__file__).parent
 

@@ -1,4 +1,4 @@
-"""What each of several processes checks of their world: torchrun tests/training/ranks.py
+"""What each of several processes checks of their world: torchrun tests/training/rank_checks.py
 
 Gradients are held against one process that takes the whole batch at once, in float64.
 """
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from data.prepare import TokenSplit
 from evaluation.kit.subjects import Subject, by_name, gap, subjects
-from training.distributed import World, launched
+from training.distributed import World
 from training.precision import Precision
+from training.ranks import launched
 from training.validation import Validation
 
 ACCUMULATE = 2
