@@ -59,7 +59,8 @@ def train(config: TrainConfig, given: list[str], world: World) -> None:
     world.check_batch(settings.batch_size, settings.accumulate)
     device = world.device(config.device)
     precision = Precision.choose(config.precision, device)
-    tracker = build("tracker", TRACKERS, config.tracker) if world.main else NoTracker()
+    tracker = build("tracker", TRACKERS, config.tracker)
+    tracker = tracker if world.main else NoTracker()  # built on all: a wrong key fails on all
     corpus = build("data", CORPORA, config.data)
     spec = build("tokenizer", TOKENIZERS, config.tokenizer)
     origin = None
