@@ -7,7 +7,7 @@ CSV, figures as SVG. Only files that training and evaluation left are read; no m
 from pathlib import Path
 
 from configs.check import build
-from configs.cli import command
+from configs.cli import alone, command
 from configs.schema import CompareConfig
 
 
@@ -49,7 +49,7 @@ def compare(config: CompareConfig, given: list[str]) -> None:
     print(f"done: {page}")
 
 
-main = command("compare", CompareConfig, compare)
+main = command("compare", CompareConfig, alone(compare))
 
 if __name__ == "__main__":
     main()

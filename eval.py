@@ -23,28 +23,30 @@ if TYPE_CHECKING:
     from data.prepare import TokenSplit
     from evaluation.protocols import Plan
     from model.transformer import Transformer
+    from training.distributed import World
     from training.precision import Precision
 
 
-def evaluate(config: EvalConfig, given: list[str]) -> None:
+def evaluate(config: EvalConfig, given: list[str], world: World) -> None:
     from training import run
 
-    for folder in run.locate_all(config.run):
-        evaluate_run(folder, config, given)
+    for folder in world.share(lambda: run.locate_all(config.run)):
+        evaluate_run(folder, config, given, world)
 
 
-def evaluate_run(folder: Path, config: EvalConfig, given: list[str]) -> None:
+def evaluate_run(folder: Path, config: EvalConfig, given: list[str], world: World) -> None:
     from data.corpora import CORPORA
     from data.prepare import prepare_split
     from evaluation import results
     from training import checkpoint, run
-    from training.precision import Precision, choose_device
+    from training.precision import Precision
     from training.rescale import evaluated_position, label
     from training.tracker import TRACKERS
 
     # Everything that a setting can get wrong, before any work
-    path, trained, tokenizer = run.open_checkpoint(folder, config.checkpoint)
-    device = choose_device(config.device)
+    path = world.share(lambda: checkpoint.find(folder, config.checkpoint))
+    trained, tokenizer = run.open_checkpoint(folder, path)
+    device = world.device(config.device)
     precision = Precision.choose(config.precision, device)
     position = evaluated_position(trained, config.position, given)
     settings = config.tracker if "tracker" in given else {**trained.tracker, **config.tracker}
@@ -53,7 +55,9 @@ def evaluate_run(folder: Path, config: EvalConfig, given: list[str]) -> None:
     model = run.build_model(dataclasses.replace(trained, position=position), tokenizer.vocab_size)
     checkpoint.load_weights(model, path)
     model = model.to(device).eval()
-    split = prepare_split(build("data", CORPORA, trained.data), config.split, tokenizer)
+    corpus = build("data", CORPORA, trained.data)
+    split = world.first(lambda: prepare_split(corpus, config.split, tokenizer))
+    world.same(f"the text in data.{config.split}", split.hash)
     header = {
         "label": label(trained.position, position, given, unusual(config, precision.name)),
         "position": position["name"],
@@ -73,7 +77,11 @@ def evaluate_run(folder: Path, config: EvalConfig, given: list[str]) -> None:
     file = folder / "eval" / f"{header['label']}.json"
     plans = make_plans(config, trained.context_length, split)
     reach = trained.train.position_range
-    measure(file, header, plans, model, split, config.eval.tokens_per_batch, precision, reach)
+    measure(
+        file, header, plans, model, split, config.eval.tokens_per_batch, precision, reach, world
+    )
+    if not world.main:
+        return
 
     rows = results.rows_of(results.load(file).rows, plans)
     with tracker:
@@ -165,6 +173,7 @@ def measure(
     tokens_per_batch: int,
     precision: Precision,
     position_range: int | None,
+    world: World,
 ) -> None:
     """Score the plans that `file` does not hold yet, and write each as soon as it is scored.
 
@@ -175,7 +184,9 @@ def measure(
     from training.positions import HELD_OUT, draw
     from training.progress import show
 
-    missing = results.missing(file, header, plans)
+    there = results.missing(file, header, plans) if world.main else []
+    wanted = world.share(lambda: [any(p is plan for p in there) for plan in plans])
+    missing = [plan for plan, asked in zip(plans, wanted, strict=True) if asked]
     limit = min(model.max_length or math.inf, position_range or math.inf)
     supported = [p for p in missing if p.context_length <= limit]
     total = sum(p.input_tokens for p in supported)
@@ -193,8 +204,9 @@ def measure(
                 with precision.autocast():
                     return model(inputs, targets, window=window, pos=pos)
 
-            def tick(read, text=f"{plan.protocol} at {plan.context_length:,}", before=done):
-                progress.update(before + read, text)
+            def tick(read, plan=plan, before=done):
+                read = min(read * world.size, plan.input_tokens)
+                progress.update(before + read, f"{plan.protocol} at {plan.context_length:,}")
 
             scores = None
             if plan in supported:
@@ -205,9 +217,13 @@ def measure(
                     tokens_per_batch=tokens_per_batch,
                     device=precision.device,
                     progress=tick,
+                    rank=world.rank,
+                    world=world.size,
+                    gather=world.gather,
                 )
                 done += plan.input_tokens
-            results.save(file.parent, header, results.make_rows(plan, scores))
+            if world.main:
+                results.save(file.parent, header, results.make_rows(plan, scores))
 
 
 def show_rows(rows: list[dict[str, Any]], trained_context: int) -> None:

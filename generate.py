@@ -10,7 +10,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from configs.cli import command
+from configs.cli import alone, command
 from configs.schema import GenerateConfig
 from errors import UserError
 
@@ -31,7 +31,8 @@ def generate(config: GenerateConfig, given: list[str]) -> None:
 
     check(config)
     folder = run.locate(config.run)
-    path, trained, tokenizer = run.open_checkpoint(folder, config.checkpoint)
+    path = checkpoint.find(folder, config.checkpoint)
+    trained, tokenizer = run.open_checkpoint(folder, path)
     device = choose_device(config.device)
     precision = Precision.choose(config.precision, device)
     position = evaluated_position(trained, config.position, given)
@@ -108,7 +109,7 @@ def pick(logits: Tensor, temperature: float, top_k: int | None, generator: torch
     return int(ids[(values / temperature).softmax(-1).multinomial(1, generator=generator)])
 
 
-main = command("generate", GenerateConfig, generate)
+main = command("generate", GenerateConfig, alone(generate))
 
 if __name__ == "__main__":
     main()

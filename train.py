@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from configs.check import build
 from configs.cli import command
 from configs.schema import TrainConfig
-from errors import UserError
 from training.signals import Stop
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from data.loader import Batch, Loader
     from model.transformer import Transformer
     from training.checkpoint import State
+    from training.distributed import World
     from training.guard import Guard
     from training.journal import Journal
     from training.precision import Precision
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from training.validation import Validation
 
 
-def train(config: TrainConfig, given: list[str]) -> None:
-    with Stop() as stop:
-        train_until(stop, config, given)
+def train(config: TrainConfig, given: list[str], world: World) -> None:
+    with Stop(world) as stop:
+        train_until(stop, config, given, world)
 
 
-def train_until(stop: Stop, config: TrainConfig, given: list[str]) -> None:
+def train_until(stop: Stop, config: TrainConfig, given: list[str], world: World) -> None:
     import torch
 
     from data.corpora import CORPORA
@@ -49,28 +49,26 @@ def train_until(stop: Stop, config: TrainConfig, given: list[str]) -> None:
     from training import resume, run
     from training.guard import Guard
     from training.journal import Journal
-    from training.metrics import MetricsFile
+    from training.metrics import MetricsFile, NoMetrics
     from training.optim import build_optimizer
-    from training.precision import Precision, choose_device
+    from training.precision import Precision
     from training.progress import show
     from training.saving import Saver
-    from training.tracker import TRACKERS
+    from training.tracker import TRACKERS, NoTracker
     from training.validation import Validation
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError("WORLD_SIZE: training takes one process; start train.py without torchrun")
-
     # Which run: a new one, or one that goes on in its own folder with its own configuration
-    opened = resume.open_run(config, given, run.output_folder())
+    opened = world.share(lambda: resume.open_run(config, given, run.output_folder()))
     if opened is None:
         return
     folder, config = opened.folder, opened.config
     settings, T = config.train, config.context_length
 
     # Everything that a setting can get wrong, before any work
-    device = choose_device(config.device)
+    world.check_batch(settings.batch_size, settings.accumulate)
+    device = world.device(config.device)
     precision = Precision.choose(config.precision, device)
-    tracker = build("tracker", TRACKERS, config.tracker)
+    tracker = build("tracker", TRACKERS, config.tracker) if world.main else NoTracker()
     corpus = build("data", CORPORA, config.data)
     spec = build("tokenizer", TOKENIZERS, config.tokenizer)
     with torch.device("meta"):
@@ -82,11 +80,23 @@ def train_until(stop: Stop, config: TrainConfig, given: list[str]) -> None:
 
     # Data
     path = opened.path
-    tokenizer = run.open_tokenizer(folder, path) if path else prepare_tokenizer(corpus, spec)
-    text, held_out = (prepare_split(corpus, s, tokenizer) for s in ("train", "validation"))
+    tokenizer = world.first(
+        lambda: run.open_tokenizer(folder, path) if path else prepare_tokenizer(corpus, spec)
+    )
+    text, held_out = (
+        world.first(partial(prepare_split, corpus, split, tokenizer))
+        for split in ("train", "validation")
+    )
+    world.same("the text in data.train and data.validation", (text.hash, held_out.hash))
     mask, batch_size = corpus.document_mask, settings.batch_size
     loader = Loader(
-        text, context_length=T, batch_size=batch_size, seed=config.seed, document_mask=mask
+        text,
+        context_length=T,
+        batch_size=batch_size,
+        seed=config.seed,
+        document_mask=mask,
+        rank=world.rank,
+        world=world.size,
     )
     validation = Validation(
         held_out,
@@ -96,6 +106,7 @@ def train_until(stop: Stop, config: TrainConfig, given: list[str]) -> None:
         document_mask=mask,
         position_range=settings.position_range,
         device=device,
+        world=world,
     )
 
     # Model
@@ -103,12 +114,16 @@ def train_until(stop: Stop, config: TrainConfig, given: list[str]) -> None:
     model.reset(config.seed)
     model = model.to(device)
     optimizer, scaler = build_optimizer(model, config.optim), precision.scaler()
-    state = resume.start(opened, model, optimizer, scaler, precision, text, tokenizer)
+    state = resume.start(opened, model, optimizer, scaler, precision, text, tokenizer, world)
+
+    whole = world.wrap(model)
 
     # Go
     with (
         tracker,
-        MetricsFile(folder / "metrics.jsonl", after=state.attempt) as metrics,
+        MetricsFile(folder / "metrics.jsonl", state.attempt)
+        if world.main
+        else NoMetrics() as metrics,
         show("step", settings.steps, state.step) as progress,
     ):
         tracker.start(
@@ -121,13 +136,19 @@ def train_until(stop: Stop, config: TrainConfig, given: list[str]) -> None:
         )
         state.tracker_id, state.attempt, told = tracker.run_id, metrics.attempt, len(tracker.notes)
         sizes = run.describe(folder, config, model, text)
-        for line in [*sizes, f"on {device} in {precision.name}", *opened.notes, *tracker.notes]:
+        for line in [
+            *sizes,
+            f"on {device}{world} in {precision.name}",
+            *opened.notes,
+            *tracker.notes,
+        ]:
             progress.say(line)
         with stop.deferred():
             Loop(
+                world=world,
                 config=config,
                 model=model,
-                compiled=torch.compile(model) if config.compile else model,
+                compiled=torch.compile(whole) if config.compile else whole,
                 optimizer=optimizer,
                 scaler=scaler,
                 precision=precision,
@@ -150,9 +171,10 @@ def train_until(stop: Stop, config: TrainConfig, given: list[str]) -> None:
 
 @dataclass
 class Loop:
+    world: World
     config: TrainConfig
     model: Transformer
-    compiled: Callable[..., torch.Tensor]  # the same model, perhaps compiled
+    compiled: Callable[..., torch.Tensor]  # the same model, as world and compiler want it
     optimizer: torch.optim.AdamW
     scaler: torch.amp.GradScaler
     precision: Precision
@@ -169,8 +191,7 @@ class Loop:
         settings, state, journal = self.config.train, self.state, self.journal
         stop = False
         while state.step < settings.steps and not stop:
-            batch = self.loader.batch(state.step)
-            loss, norm, lr = self.step(batch)
+            loss, norm, lr = self.step(self.loader.batch(state.step))
             journal.losses.append(loss)
             state.step += 1
             log, measure = self.due(settings.log_every), self.due(settings.eval_every)
@@ -184,10 +205,10 @@ class Loop:
             if measure:
                 numbers |= self.validation.measure(self.model, self.precision)
             if numbers:
-                journal.log(numbers, batch)
+                journal.log(numbers, self.loader.whole(state.step - 1))
             if best := numbers.get("val/loss", math.inf) < state.best:
                 state.best, state.best_step = numbers["val/loss"], state.step
-            stop = self.stop.asked  # once a step and only here: processes have to agree
+            stop = self.stop.agreed()
             if best or stop or self.due(settings.save_every):
                 self.save()
             if log:
@@ -204,10 +225,13 @@ class Loop:
     def save(self) -> None:
         self.check()
         self.journal.sync()  # first: a checkpoint knows of no step whose numbers could still get lost
-        self.saver.save(self.state)
+        self.saver.newest = self.world.share(lambda: self.saver.save(self.state))
 
     def step(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, float]:
-        """One step of the optimizer: mean loss (nats per token), norm of the gradient, learning rate."""
+        """One step of the optimizer: mean loss (nats per token), norm of the gradient, learning rate.
+
+        Parts and ranks are equal in size: the mean of their means is the mean over all tokens.
+        """
         from torch.nn.utils import clip_grad_norm_
 
         from training.optim import learning_rate
@@ -224,13 +248,14 @@ class Loop:
         )
         pos = None if pos is None else pos.to(device)
         masks = [None] * n if batch.segments is None else batch.segments.to(device).chunk(n)
-        for tokens, segments in zip(parts, masks, strict=True):
-            with self.precision.autocast():
-                nats = self.compiled(tokens[:, :-1], tokens[:, 1:], segments=segments, pos=pos)
-                loss = nats.mean() / n  # equal parts: these add up to the mean over all tokens
-            self.scaler.scale(loss).backward()
+        for i, (tokens, segments) in enumerate(zip(parts, masks, strict=True)):
+            inputs, targets = tokens[:, :-1], tokens[:, 1:]
+            with self.world.part(self.compiled, last=i == n - 1):
+                with self.precision.autocast():
+                    loss = self.compiled(inputs, targets, mean=True, segments=segments, pos=pos) / n
+                self.scaler.scale(loss).backward()
             losses.append(loss.detach())
-        loss = sum(losses[1:], losses[0])
+        loss = self.world.mean(sum(losses[1:], losses[0]))
         self.scaler.unscale_(self.optimizer)
         norm = clip_grad_norm_(self.model.parameters(), optim.clip)
         broken = self.guard.see(self.state.step + 1, loss, norm)

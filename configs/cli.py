@@ -24,6 +24,8 @@ from omegaconf.errors import OmegaConfBaseException
 from configs.check import nearest
 from configs.schema import TrainConfig
 from errors import UserError
+from training.distributed import World
+from training.ranks import launched
 
 CONFIGS = Path(__file__).parent
 
@@ -32,34 +34,55 @@ class OneLine(CompactHydraException):
     """How a job of a sweep fails: Hydra runs the others, then prints this without a traceback and exits with 1."""
 
 
-def command(name: str, schema: type, run: Callable[[Any, list[str]], None]) -> Callable[[], None]:
+Run = Callable[[Any, list[str], World], None]
+
+
+def command(name: str, schema: type, run: Run) -> Callable[[], None]:
     """The entry point of one command.
 
-    run gets the configuration as an instance of `schema` and the dotted keys that the command line gave.
+    run gets the configuration as an instance of `schema`, the dotted keys that the command line gave, and the
+    processes that run it.
     """
     ConfigStore.instance().store(name=f"{name}_schema", node=schema)
     OmegaConf.register_new_resolver("free", free_folder, use_cache=True, replace=True)
 
-    @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)
-    def job(config) -> None:
-        try:
-            run(typed(config, schema), given_keys(HydraConfig.get().overrides.task))
-        except UserError as error:
-            if HydraConfig.get().mode is RunMode.RUN:
-                sys.exit(f"error: {error}")
-            print(f"error: {error}", file=sys.stderr)
-            raise OneLine(str(error)) from None  # the sweep's other jobs go on
-
     def main() -> None:
         warnings.formatwarning = one_line
+        world = World()
         try:
+            world = launched()
             sys.argv[1:] = [opened(argument, schema) for argument in sys.argv[1:]]
         except UserError as error:
-            sys.exit(f"error: {error}")
+            world.failed(f"error: {error}")
+            sys.exit(1)
+        world.start()
+        if not world.main:  # rank 0 makes the run folder
+            sys.argv += ["hydra.run.dir=.", "hydra.sweep.subdir=."]
+
+        @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)
+        def job(config) -> None:
+            world.begin()
+            try:
+                run(typed(config, schema), given_keys(HydraConfig.get().overrides.task), world)
+            except UserError as error:
+                world.failed(f"error: {error}")
+                if HydraConfig.get().mode is RunMode.RUN:
+                    sys.exit(1)
+                world.regroup()
+                raise OneLine(str(error)) from None  # the sweep's other jobs go on
+            except Exception:
+                world.crashed()
+                raise
+
         try:
             job()
         except KeyboardInterrupt:  # where nothing has to be saved first
+            world.leave()
             sys.exit(130)
+        except SystemExit:
+            world.leave()
+            raise
+        world.close()
 
     return main
 
@@ -67,6 +90,17 @@ def command(name: str, schema: type, run: Callable[[Any, list[str]], None]) -> C
 def one_line(message: Warning | str, kind: type[Warning], file: str, line: int, _=None) -> str:
     """A warning of ours as a person reads it; others keep the place that they come from."""
     return f"warning: {message}\n" if kind is UserWarning else f"{file}:{line}: {message}\n"
+
+
+def alone(run: Callable[[Any, list[str]], None]) -> Run:
+    """For a command that has no use for several processes."""
+
+    def checked(config: Any, given: list[str], world: World) -> None:
+        if world.size > 1:
+            raise UserError("this command takes one process: start it without torchrun")
+        run(config, given)
+
+    return checked
 
 
 def opened(argument: str, schema: type) -> str:

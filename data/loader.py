@@ -83,8 +83,15 @@ class Loader:
 
     def batch(self, step: int) -> Batch:
         """This process's rows of the global batch of a step."""
+        return self._read(step, self.rows)
+
+    def whole(self, step: int) -> Batch:
+        """The global batch of a step."""
+        return self._read(step, range(self.batch_size))
+
+    def _read(self, step: int, rows: range) -> Batch:
         tokens, offsets = self.split.tokens, self.split.offsets
-        starts = np.array([self._start(step * self.batch_size + row) for row in self.rows])
+        starts = np.array([self._start(step * self.batch_size + row) for row in rows])
         at = (starts[:, None] + np.arange(self.context_length + 1)) % len(tokens)  # (B, T + 1)
         window = torch.from_numpy(tokens[at].astype(np.int64))
         if not self.document_mask:

@@ -18,9 +18,9 @@ LOGIT_ELEMENTS = 2**21  # logits held at once: 8 MiB in float32, for a cache to 
 
 
 def by_hand(*tensors: Tensor) -> bool:
-    return not torch.compiler.is_compiling() and all(
-        x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) for x in tensors
-    )
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return False
+    return all(x.is_cpu and x.dtype in (torch.float32, torch.float64) for x in tensors)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -32,7 +32,7 @@ class RMSNorm(nn.RMSNorm):
 
 def mean_nats(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Mean of -log softmax(weight x)[target] over x (N, C) and targets (N,), with weight (V, C)."""
-    if by_hand(x, weight) and not torch.is_autocast_enabled("cpu"):
+    if by_hand(x, weight):
         return MeanNatsByHand.apply(x, weight, targets)
     return F.cross_entropy(F.linear(x, weight).float(), targets)
 

@@ -81,7 +81,8 @@ def test_non_overlapping_scores_every_token_but_a_documents_first(fresh):
 
 def edit_weights(folder: Path, change) -> None:
     """Overwrite weights of the run's last checkpoint through our own writer."""
-    path, config, tokenizer = run.open_checkpoint(folder, "last")
+    path = checkpoint.find(folder, "last")
+    config, tokenizer = run.open_checkpoint(folder, path)
     model = run.build_model(config, tokenizer.vocab_size)
     checkpoint.load_weights(model, path)
     _, _, state = checkpoint.load_state(path)

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from data.loader import Batch, batch_hash
 from training.checkpoint import State
-from training.metrics import MetricsFile
+from training.metrics import NoMetrics
 from training.progress import Lines
 from training.tracker import NoTracker
 
 
 @dataclass
 class Journal:
-    metrics: MetricsFile
+    metrics: NoMetrics
     tracker: NoTracker
     progress: Lines
     state: State
@@ -42,6 +42,7 @@ class Journal:
         }
 
     def log(self, numbers: dict[str, float], batch: Batch) -> None:
+        """batch: what the step read, on all devices."""
         state, tokens = self.state, self.state.step * self.tokens
         state.seconds = self.spent + time.monotonic() - self.began
         where = {"step": state.step, "tokens": tokens}

@@ -20,7 +20,35 @@ from storage import writing
 Record = dict[str, Any]
 
 
-class MetricsFile:
+class NoMetrics:
+    """Writes nothing, and is the interface: the metrics of a process that another one writes for."""
+
+    attempt = 0
+
+    def log(
+        self,
+        metrics: dict[str, float],
+        *,
+        step: int,
+        tokens: int,
+        seconds: float,
+        batch: str | None = None,
+    ) -> None:
+        """`tokens` and `seconds` since training began; `batch`: a hash of what the step read."""
+
+    def sync(self) -> None:
+        """Through to the disk: a checkpoint must not know of steps that a power failure takes from here."""
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class MetricsFile(NoMetrics):
     """Appends to `path`; a line is the system's when `log` returns, and on the disk after `sync`."""
 
     def __init__(self, path: Path, after: int = -1) -> None:
@@ -44,7 +72,7 @@ class MetricsFile:
         seconds: float,
         batch: str | None = None,
     ) -> None:
-        """`tokens` and `seconds` since training began; what is not finite is written as null."""
+        """What is not finite is written as null."""
         record = {"attempt": self.attempt, "step": step, "tokens": tokens, "seconds": seconds}
         record |= {} if batch is None else {"batch": batch}
         record |= {key: _plain(value) for key, value in metrics.items()}
@@ -60,12 +88,6 @@ class MetricsFile:
     def close(self) -> None:
         with suppress(OSError):  # of a line that `log` has said it could not write
             self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def read_metrics(path: Path) -> list[Record]:

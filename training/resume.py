@@ -21,13 +21,13 @@ from data.prepare import TokenSplit
 from data.tokenizer import Tokenizer
 from errors import UserError
 from model.transformer import Transformer
-from storage import replace_text
 from training import checkpoint, run
+from training.distributed import World
 from training.optim import learning_rate
 from training.precision import Precision
 
 # Where a run computes and how it is watched, not what it is
-FREE = ("resume", "device", "compile", "tracker")
+FREE = ("resume", "device", "compile", "tracker", "train.accumulate")
 
 
 @dataclass
@@ -105,7 +105,7 @@ def own_config(folder: Path, path: Path) -> TrainConfig:
 def adopt(saved: TrainConfig, config: TrainConfig, given: list[str], folder: Path) -> TrainConfig:
     """The run's configuration with what the command line may change; UserError names what it may not."""
     for key in given if config.resume != "auto" else []:  # auto has compared everything
-        if key.split(".")[0] not in ("hydra", *FREE) and key != "train.steps":
+        if not {key, key.split(".")[0]} & {"hydra", *FREE, "train.steps"}:
             own = look_up(saved, key)
             if own is None or own != look_up(config, key):
                 raise UserError(f"{key} is the run's own where resume={folder}: leave it out")
@@ -115,8 +115,9 @@ def adopt(saved: TrainConfig, config: TrainConfig, given: list[str], folder: Pat
             setattr(settled, key, getattr(config, key))
     own = [key for key in config.tracker if f"tracker.{key}" in given]
     settled.tracker = settled.tracker | {key: config.tracker[key] for key in own}
-    if "train.steps" in given:
-        settled.train.steps = config.train.steps
+    for key in ("steps", "accumulate"):
+        if f"train.{key}" in given:
+            setattr(settled.train, key, getattr(config.train, key))
     return settled
 
 
@@ -141,12 +142,13 @@ def start(
     precision: Precision,
     text: TokenSplit,
     tokenizer: Tokenizer,
+    world: World,
 ) -> checkpoint.State:
     """Everything as it was when the checkpoint was saved, or a new run's beginning and its folder."""
     if opened.path is None:
         if opened.origin:
             run.start_from(opened.origin, model, tokenizer)
-        run.create(opened.folder, opened.config, tokenizer)
+        world.share(lambda: run.create(opened.folder, opened.config, tokenizer))
         return checkpoint.State(data_hash=text.hash, precision=precision.name)
     optimizer_state, scaler_state, state = checkpoint.load_state(opened.path)
     if state.data_hash != text.hash:
@@ -160,15 +162,14 @@ def start(
     else:  # precision=auto on another device
         opened.notes.append(f"precision is {precision.name}, no longer {state.precision}")
         state.precision = precision.name
-    replace_text(opened.folder / "config.yaml", run.config_text(opened.config))
-    run.mark_latest(opened.folder)
+    world.share(lambda: run.rewrite(opened.folder, opened.config))
     return state
 
 
 def identity(config: TrainConfig) -> dict[str, Any]:
     """Dotted key -> value of everything that makes a run what it is."""
     settings = dataclasses.asdict(config)
-    return dict(flat({k: v for k, v in settings.items() if k not in FREE}))
+    return {k: v for k, v in flat(settings) if not {k, k.split(".")[0]} & set(FREE)}
 
 
 def flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -49,6 +49,12 @@ def create(folder: Path, config: TrainConfig, tokenizer: Tokenizer) -> None:
     mark_latest(folder)
 
 
+def rewrite(folder: Path, config: TrainConfig) -> None:
+    """The run in `folder` goes on as `config`, and is the newest run."""
+    replace_text(folder / "config.yaml", config_text(config))
+    mark_latest(folder)
+
+
 def config_text(config: TrainConfig) -> str:
     return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
 
@@ -101,10 +107,9 @@ def load_config(folder: Path) -> TrainConfig:
     return config
 
 
-def open_checkpoint(folder: Path, which: str) -> tuple[Path, TrainConfig, Tokenizer]:
-    """A whole checkpoint of a run (last, best, a step), and what it was saved with."""
-    path = checkpoint.find(folder, which)
-    return path, load_config(path), open_tokenizer(folder, path)
+def open_checkpoint(folder: Path, path: Path) -> tuple[TrainConfig, Tokenizer]:
+    """What the whole checkpoint at `path` in a run's folder was saved with."""
+    return load_config(path), open_tokenizer(folder, path)
 
 
 def open_tokenizer(folder: Path, path: Path) -> Tokenizer:
@@ -138,7 +143,8 @@ def group_name(folder: Path) -> str:
 
 def start_from(folder: Path, model: Transformer, tokenizer: Tokenizer) -> None:
     """init_from: all weights of another run's last checkpoint; those of position schemes where they fit."""
-    path, _, theirs = open_checkpoint(folder, "last")
+    path = checkpoint.find(folder, "last")
+    theirs = open_tokenizer(folder, path)
     if theirs.hash != tokenizer.hash:
         raise UserError(
             f"init_from={folder} was trained with another tokenizer: its embeddings are of other tokens"

@@ -38,7 +38,8 @@ class Saver:
     scaler: torch.amp.GradScaler
     newest: Path | None  # the checkpoint saved last, or the one that the run goes on from
 
-    def save(self, state: State) -> None:
+    def save(self, state: State) -> Path:
+        """The checkpoint's folder."""
         tensors, optimizer = weights(self.model), self.optimizer.state_dict()
         if not all_finite([tensors, optimizer["state"]]):
             raise UserError(
@@ -56,12 +57,12 @@ class Saver:
             "tokenizer.json": self.tokenizer.save,
         }
         write_folder(target, writers)
-        self.newest = target
         for pointer, step in (("last", state.step), ("best", state.best_step)):
             if step is not None:
                 replace_text(root / pointer, f"step-{step:06d}")
         flush(root)
         prune(root, state, self.config.train.keep)
+        return target
 
     def said(self) -> str:
         if self.newest is None:

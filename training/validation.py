@@ -13,6 +13,7 @@ from torch import Tensor
 
 from data.loader import Loader
 from data.prepare import TokenSplit
+from training.distributed import World
 from training.positions import HELD_OUT, draw
 from training.precision import Precision
 
@@ -28,6 +29,7 @@ class Validation:
         document_mask: bool,
         position_range: int | None,
         device: torch.device,
+        world: World,
     ):
         """tokens: about how many to score, rounded to whole batches and at most one pass over the split."""
         batch_size = min(batch_size, len(split.tokens) // context_length) or 1
@@ -40,17 +42,20 @@ class Validation:
         )
         most = len(split.tokens) // context_length // batch_size
         self.batches = max(1, min(most, tokens // (batch_size * context_length)))
-        self.position_range, self.device = position_range, device
+        self.position_range, self.device, self.world = position_range, device, world
 
     @torch.no_grad()
     def measure(self, model: Callable[..., Tensor], precision: Precision) -> dict[str, float]:
-        """val/loss in nats per token, val/ppl, val/bpb."""
+        """val/loss in nats per token, val/ppl, val/bpb. Each rank reads its rows of a batch, perhaps none."""
         nats, tokens, size = 0.0, 0, 0
+        mine = slice(self.world.rank, None, self.world.size)
         token_bytes: np.ndarray = self.loader.split.token_bytes
         for i in range(self.batches):
             batch = self.loader.batch(i)
-            inputs, targets = batch.tokens[:, :-1], batch.tokens[:, 1:]
-            segments = None if batch.segments is None else batch.segments.to(self.device)
+            inputs, targets = batch.tokens[mine, :-1], batch.tokens[mine, 1:]
+            if not len(inputs):
+                continue
+            segments = None if batch.segments is None else batch.segments[mine].to(self.device)
             pos = draw(self.position_range, inputs.shape[1], HELD_OUT, i)
             where = {"segments": segments, "pos": None if pos is None else pos.to(self.device)}
             with precision.autocast():
@@ -58,6 +63,7 @@ class Validation:
             nats += found.double().sum().item()
             tokens += targets.numel()
             size += int(token_bytes[targets.numpy()].sum())
+        nats, tokens, size = self.world.total(nats, tokens, size)
         loss = nats / tokens
         ppl = math.exp(loss) if loss < 700 else math.inf
         return {"val/loss": loss, "val/ppl": ppl, "val/bpb": nats / (math.log(2) * max(1, size))}

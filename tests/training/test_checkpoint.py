@@ -56,7 +56,8 @@ def names(folder):
 
 def test_round_trip(tmp_path, saved):
     net, other = saved(), Net()
-    path, config, tokenizer = run.open_checkpoint(tmp_path, "last")
+    path = checkpoint.find(tmp_path, "last")
+    config, tokenizer = run.open_checkpoint(tmp_path, path)
     checkpoint.load_weights(other, path)
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), other.parameters(), strict=True))
     assert other.head.weight is other.embed.weight

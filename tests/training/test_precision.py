@@ -12,6 +12,7 @@ from errors import UserError
 from model.attention import turn_and_attend
 from model.config import ModelConfig
 from model.transformer import Transformer
+from training.distributed import World
 from training.precision import Precision, choose_device
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -134,6 +135,7 @@ def test_order_of_a_scaled_step(monkeypatch):
     weight = torch.nn.Parameter(torch.ones(()))
     optim = SimpleNamespace(lr=1.0, min_lr=0.1, warmup_steps=0, clip=1.0)
     loop = SimpleNamespace(
+        world=World(),
         config=SimpleNamespace(
             optim=optim,
             train=SimpleNamespace(steps=3, accumulate=4, position_range=None),
@@ -144,7 +146,7 @@ def test_order_of_a_scaled_step(monkeypatch):
         guard=Guard(Precision("fp32", CPU), [0, 0, 0]),
         optimizer=torch.optim.SGD([weight]),
         precision=Precision("fp32", CPU),
-        compiled=lambda tokens, targets, segments, pos: targets * weight,
+        compiled=lambda tokens, targets, mean, segments, pos: (targets * weight).mean(),
         scaler=Recorder(),
         model=torch.nn.Module(),
     )

@@ -143,7 +143,7 @@ def test_a_full_disk_ends_in_one_line_and_the_run_goes_on(tmp_path, monkeypatch,
     def save(saver, state):
         if saver.newest is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-        whole(saver, state)
+        return whole(saver, state)
 
     assert train(tmp_path, monkeypatch, *corpus, "hydra.run.dir=outputs/a") == 0
     monkeypatch.setattr(Saver, "save", save)

@@ -14,6 +14,7 @@ import data.prepare
 import train as train_module
 from tests.runs import same_bits, same_metrics
 from training import checkpoint, validation
+from training.distributed import World
 from training.signals import Stop
 
 BOTH = pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -26,18 +27,18 @@ def kill(number: int) -> None:
 @BOTH
 def test_deferred_it_asks_elsewhere_it_ends(number, code):
     before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
-    with Stop() as stop, stop.deferred():
+    with Stop(World()) as stop, stop.deferred():
         assert not stop.asked
         kill(number)
         assert stop.asked
     with pytest.raises(SystemExit) as end:
         stop.leave("saved")
     assert end.value.code == code
-    with pytest.raises(SystemExit) as end, Stop():
+    with pytest.raises(SystemExit) as end, Stop(World()):
         kill(number)
     assert end.value.code == code
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
-    Stop().leave("nothing was asked")
+    Stop(World()).leave("nothing was asked")
 
 
 @BOTH
