@@ -17,7 +17,7 @@ install: .venv/installed
 demo: install
 	$(BIN)/python train.py experiment=demo 'hydra.sweep.subdir=$${hydra:runtime.choices.position}/$(STAMP)'
 	$(BIN)/python eval.py 'run=outputs/*/$(STAMP)' 'protocols=[same_tokens]'
-	$(BIN)/python eval.py 'run=outputs/*/$(STAMP)' 'protocols=[non_overlapping]' 'lengths=[128,512,2048]'
+	$(BIN)/python eval.py 'run=outputs/*/$(STAMP)' 'protocols=[non_overlapping]' 'lengths=[128,512,2048]' 'windows=[full]'
 	$(BIN)/python compare.py 'runs=[outputs/*/$(STAMP)]'
 
 test: install

@@ -68,6 +68,7 @@ def make_header(label: str, seed: int) -> dict[str, Any]:
         "data": "shakespeare",
         "split": "test",
         "precision": "fp32",
+        "bos": False,
         "data_hash": "d" * 64,
         "tokenizer_hash": "t" * 64,
         "torch": "2.13.0",

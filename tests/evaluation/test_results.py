@@ -26,6 +26,7 @@ HEADER = {
     "data": "shakespeare",
     "split": "test",
     "precision": "fp32",
+    "bos": False,
     "data_hash": "d",
     "tokenizer_hash": "t",
     "torch": "2.13.0",
