@@ -69,6 +69,7 @@ def evaluate_run(folder: Path, trained: TrainConfig, config: EvalConfig, given: 
         "checkpoint_step": checkpoint.step_of(path),
         "seed": trained.seed,
         "parameters": sum(p.numel() for p in model.parameters()),
+        "position_parameters": sum(p.numel() for p in model.schemes.parameters()),
         "data": trained.data["name"],
         "split": config.split,
         "precision": precision.name,

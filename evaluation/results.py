@@ -32,6 +32,7 @@ HEADER = (
     "checkpoint_step",
     "seed",
     "parameters",
+    "position_parameters",
     "data",
     "split",
     "precision",

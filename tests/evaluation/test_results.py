@@ -23,6 +23,7 @@ HEADER = {
     "checkpoint_step": 500,
     "seed": 1,
     "parameters": 1000,
+    "position_parameters": 10,
     "data": "shakespeare",
     "split": "test",
     "precision": "fp32",
