@@ -1,17 +1,31 @@
-"""Puts the tables of a report into the README: python -m docs.readme, after compare.py ... out=docs/results/demo
+"""The numbers of README.md and docs/methodology.md: python -m docs.readme, after compare.py ... out=docs/results/demo
 
-Only what stands between the two marks is replaced, so that the numbers there are a command's and never typed.
+Only what stands between two marks is replaced, `<!-- name -->` and `<!-- /name -->`, so that the numbers there are a
+command's and never typed. All of them come from files in docs/results.
 """
 
+import csv
+import json
+import math
 import re
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, get_args
 
-README, REPORT = Path("README.md"), Path("docs/results/demo/report.md")
-MARKS = re.compile(r"(<!-- demo -->\n).*?(<!-- /demo -->)", re.S)
+from evaluation.figures import COLOURS, svg
+from evaluation.formats import number
+from evaluation.statistics import Claim
+
+ROOT = Path(__file__).parents[1]
+README, PAGE, RESULTS = ROOT / "README.md", ROOT / "docs/methodology.md", ROOT / "docs/results"
+REPORT, PICTURE = RESULTS / "demo/report.md", RESULTS / "early-tokens.svg"
+MARKS = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->)", re.S)
 PROTOCOLS = {
     "same_tokens": "The same tokens at every length",
     "non_overlapping": "Non-overlapping windows",
 }
+SCHEME = "alibi"  # of the demo: the one that survives longer windows
 
 
 def tables(report: str) -> dict[str, str]:
@@ -27,13 +41,130 @@ def tables(report: str) -> dict[str, str]:
 
 def section(report: str) -> str:
     found = tables(report)
-    picture = f"![Perplexity against context length, same tokens]({REPORT.parent}/perplexity-same_tokens.svg)"
+    picture = "![Perplexity against context length, same tokens](docs/results/demo/perplexity-same_tokens.svg)"
     parts = [
         f"{title} (`{name}`), perplexity:\n\n{found[name]}" for name, title in PROTOCOLS.items()
     ]
     return "\n".join([picture + "\n", *parts])
 
 
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
+    rules = ["---" if i < words else "---:" for i in range(len(head))]
+    return "".join(f"| {' | '.join(line)} |\n" for line in [head, rules, *rows])
+
+
+Curve = dict[int, tuple[float, float, float, float]]  # length: perplexity; gain, from, to
+
+
+def curve(protocol: str, scheme: str = SCHEME) -> Curve:
+    """Of one scheme of the demo: perplexity, and loss at the trained length minus loss, with interval."""
+    with (RESULTS / f"demo/{protocol}.csv").open() as file:
+        rows = [r for r in csv.DictReader(file) if r["scheme"] == scheme and not r.get("window")]
+    found = {}
+    for row in rows:
+        ratios = [float(row[key] or 1) for key in ("ratio", "ratio_high", "ratio_low")]
+        gains = [-math.log(ratio) + 0.0 for ratio in ratios]
+        found[int(row["place"])] = (float(row["ppl"]), gains[0], gains[1], gains[2])
+    return found
+
+
+def early_tokens() -> str:
+    """One model under two protocols, and the picture of it."""
+
+    def cells(found: Curve, length: int) -> list[str]:
+        if length not in found:
+            return ["–", "–"]
+        ppl, gain, low, high = found[length]
+        return [number(ppl), f"{gain:+.4f} ({low:+.4f} to {high:+.4f})" if gain else "0"]
+
+    same, cut = curve("same_tokens"), curve("non_overlapping")
+    rows = [[f"{n:,}", *cells(cut, n), *cells(same, n)] for n in sorted(same.keys() | cut.keys())]
+    head = ["context", "`non_overlapping`", "gain (95 %)", "`same_tokens`", "gain (95 %)"]
+    alt = f"Gain over the trained length against context length, {SCHEME}, under both protocols"
+    return f"![{alt}](results/{PICTURE.name})\n\n{markdown(head, rows)}"
+
+
+def picture() -> str:
+    def draw(axes: Any) -> None:
+        axes.axhline(0, color="#555555", linewidth=1)
+        for colour, protocol in zip(COLOURS, ("non_overlapping", "same_tokens"), strict=False):
+            found = {n: gains for n, (_, *gains) in sorted(curve(protocol).items())}
+            axes.plot([*found], [g[0] for g in found.values()], "o-", color=colour, label=protocol)
+            for n, (_, low, high) in found.items():
+                axes.plot([n, n], [low, high], color=colour, linewidth=1)
+            axes.set_xscale("log", base=2)
+        lengths = sorted(curve("same_tokens"))
+        axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
+        axes.minorticks_off()
+        axes.set_xlabel("context length (tokens)")
+        axes.set_ylabel("gain over the trained length (nats per token)")
+
+    return svg("early-tokens", "Gain over the trained length under two protocols", draw)
+
+
+def simulation() -> str:
+    """Error rates, coverage, and power by the size of an effect."""
+    made = json.loads((RESULTS / "simulation.json").read_text())
+    rows = []
+    for name, rates in made["rates"].items():
+        rate = partial("{:.1%}".format)
+        wrong = rate(rates["false_positives"]) if "power" in rates else "–"
+        powers = [f"{power:.0%}" for power in rates.get("power", ["–"] * 0)]
+        stated = f"{rates['effect']:.2f}" if "power" in rates else "–"
+        blank = ["–"] * (len(made["effects"]) - len(powers))
+        rows.append([name, wrong, rate(rates["coverage"]), *powers, *blank, stated])
+    effects = [f"{effect:.2f}" for effect in made["effects"]]
+    head = ["claim", "false positives", "coverage", *effects, "80 % at"]
+    return f"{made['data_sets']:,} data sets; power by the true difference in nats:\n\n" + markdown(
+        head, rows
+    )
+
+
+def replicates() -> str:
+    """Real runs: splits of one scheme, then two schemes."""
+    file = RESULTS / "replicates.json"
+    if not file.exists():
+        return "Not measured yet: the commands above write it.\n"
+    made = json.loads(file.read_text())
+    claims = get_args(Claim)
+    same = [
+        [r["scheme"], f"{int(r['place']):,}", str(r["splits"]), *(str(r[c]) for c in claims)]
+        for r in made["same_scheme"]
+    ]
+    total = [str(sum(r[key] for r in made["same_scheme"])) for key in ("splits", *claims)]
+    first, second = made["seeds"]
+    pairs = [
+        [
+            r["claim"],
+            f"{int(r['place']):,}",
+            f"{r['estimate']:+.4f} ({r['low']:+.4f} to {r['high']:+.4f})",
+            f"{r['p']:.2g}",
+            f"{r['p_holm']:.2g}",
+        ]
+        for r in made["two_schemes"]
+    ]
+    seeds = " and ".join(f"{len(s)} of {name}" for name, s in made["seeds"].items())
+    return (
+        f"{seeds}, trained on {made['trained_tokens']:,} tokens at {made['trained_context']}. Halves of one "
+        "scheme called different at 5 %:\n\n"
+        + markdown(["scheme", "context", "splits", *claims], [*same, ["all", "", *total]])
+        + f"\nLoss of {second} minus loss of {first}, paired by seed and token:\n\n"
+        + markdown(["claim", "context", "difference (95 %)", "p", "p (Holm)"], pairs)
+    )
+
+
+PARTS: dict[Path, dict[str, Callable[[], str]]] = {
+    README: {"demo": lambda: section(REPORT.read_text())},
+    PAGE: {"early_tokens": early_tokens, "simulation": simulation, "replicates": replicates},
+}
+
+
+def filled(page: Path) -> str:
+    """The text of a page with what stands between its marks made anew."""
+    return MARKS.sub(lambda m: m[1] + PARTS[page][m[2]]() + m[3], page.read_text())
+
+
 if __name__ == "__main__":
-    text = MARKS.sub(lambda m: m[1] + section(REPORT.read_text()) + m[2], README.read_text())
-    README.write_text(text)
+    for page in PARTS:
+        page.write_text(filled(page))
+    PICTURE.write_text(picture())

@@ -68,7 +68,7 @@ def perplexity(section: Section) -> str:
         axes.set_ylabel("perplexity")
         _plain_ticks(axes)
 
-    return _svg(f"perplexity-{section.way.name}", "Perplexity against context length", draw)
+    return svg(f"perplexity-{section.way.name}", "Perplexity against context length", draw)
 
 
 def gain(section: Section) -> str:
@@ -96,7 +96,7 @@ def gain(section: Section) -> str:
         axes.set_ylabel("context gain (nats per token)")
         _plain_ticks(axes)
 
-    return _svg(f"gain-{section.way.name}", "Context gain against context length", draw)
+    return svg(f"gain-{section.way.name}", "Context gain against context length", draw)
 
 
 def by_position(section: Section) -> str:
@@ -118,7 +118,7 @@ def by_position(section: Section) -> str:
         axes.set_ylabel("loss (nats per token)")
         _plain_ticks(axes, x=True)
 
-    return _svg(f"position-{section.way.name}", "Loss against tokens of context", draw)
+    return svg(f"position-{section.way.name}", "Loss against tokens of context", draw)
 
 
 def curves(groups: Sequence[Group]) -> list[tuple[int, str, list[tuple[int, float]]]]:
@@ -145,7 +145,7 @@ def training(groups: Sequence[Group]) -> str:
         axes.set_ylabel("validation loss (nats per token)")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
-    return _svg("training", "Validation loss against training tokens", draw)
+    return svg("training", "Validation loss against training tokens", draw)
 
 
 def _full(line: Line, place: str) -> str:
@@ -228,7 +228,7 @@ def _plain_ticks(axes: "Axes", x: bool = False) -> None:
     axes.yaxis.minorticks_off()
 
 
-def _svg(name: str, title: str, draw: "Callable[[Axes], None]") -> str:
+def svg(name: str, title: str, draw: "Callable[[Axes], None]") -> str:
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure

@@ -158,9 +158,10 @@ def _section(
     gains: dict[str, dict[str, Interval]] = {line.name: {} for line in lines}
     for line in lines:
         trained = str(line.group.trained_context)
-        crop = entries[line.group.name].get(trained)
-        for place in set(entries[line.name]) - {trained} if crop else ():
-            if gain := _gain(crop, entries[line.name][place], claim):
+        crop = entries[line.group.name].get(trained, {})
+        for place, long in entries[line.name].items():
+            itself = place == trained and not line.window
+            if not itself and (gain := _gain(crop, long, claim)):
                 gains[line.name][place] = gain
     return Section(way, claim, lines, places, entries, measures, gains)
 

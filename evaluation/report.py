@@ -54,12 +54,13 @@ def make_report(
     """
     if protocol not in ORDER:
         raise UserError(f"protocol={protocol} is none of {', '.join(ORDER)}")
-    if claim not in get_args(Claim):
-        raise UserError(f"claim={claim} is none of {', '.join(get_args(Claim))}")
+    claims: dict[str, Claim] = {known: known for known in get_args(Claim)}
+    if claim not in claims:
+        raise UserError(f"claim={claim} is none of {', '.join(claims)}")
     folders, remarks = find_folders(patterns)
     groups, more = make_groups(read_runs(folders, curve))
     base = _baseline(groups, baseline)
-    sections = make_sections(groups, protocol, claim)
+    sections = make_sections(groups, protocol, claims[claim])
     if not sections:
         raise UserError(
             f"runs: {folders[0]} has empty results; type: python eval.py run={folders[0]}"

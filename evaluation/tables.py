@@ -42,8 +42,14 @@ def perplexities(section: Section) -> Table:
         strong = measure.loss == best[place] and len(section.lines) > 1
         return Cell(number(exp(measure.loss)), " ".join(filter(None, [small, fewer])), strong)
 
-    note = "Bold: the lowest of a column. " if len(section.lines) > 1 else ""
-    return _table("Perplexity", section, note + interval_note(section), cell)
+    note = [
+        "Bold: the lowest of a column." if len(section.lines) > 1 else "",
+        interval_note(section),
+        "The number is exp of the mean loss over seeds."
+        if any(len(group.runs) > 1 for group in section.groups)
+        else "",
+    ]
+    return _table("Perplexity", section, " ".join(filter(None, note)), cell)
 
 
 def interval_note(section: Section) -> str:
@@ -55,7 +61,7 @@ def interval_note(section: Section) -> str:
         return f"Small: 95% interval over the {one}."
     if 1 in counts:
         return f"Small: 95% interval over the {many}; with 1 seed, over the {one}."
-    return f"Small: 95% interval over the {many}. The number is exp of the mean loss over seeds."
+    return f"Small: 95% interval over the {many}."
 
 
 def gains(section: Section) -> Table:
@@ -63,8 +69,8 @@ def gains(section: Section) -> Table:
 
     def cell(line: Line, place: str) -> Cell:
         if gain := section.gains[line.name].get(place):
-            small = span(gain.low, gain.high, signed) if gain.low < gain.high else ""
-            return Cell(signed(gain.estimate), small, gain.low > 0)
+            small = span(gain.low, gain.high, fine)
+            return Cell(fine(gain.estimate), small, gain.low > 0)
         trained = place == str(line.group.trained_context) and not line.window
         return Cell("0" if trained else WORDS[_state(section.measures[line.name][place])])
 
@@ -78,6 +84,11 @@ def gains(section: Section) -> Table:
 
 def signed(value: float | None) -> str:
     return "" if value is None else f"{value:+.3f}"
+
+
+def fine(value: float | None) -> str:
+    """Gains are small where they are above zero."""
+    return "" if value is None else f"{value:+.4f}"
 
 
 def ratios(section: Section) -> Table:

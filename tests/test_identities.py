@@ -122,15 +122,24 @@ def test_words_are_those_of_the_text_where_a_corpus_has_words(fresh, monkeypatch
             assert (row["words"], row["word_ppl"]) == (None, None)
 
 
-def test_non_overlapping_scores_every_token_but_a_documents_first(fresh):
+def test_token_counts_add_up(fresh):
     folder = fresh("rope")
-    result = evaluate(folder)
+    result = evaluate(folder, PROTOCOLS, "lengths=[32,64]")
     config = run.load_config(folder)
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
     settings = {k: v for k, v in config.data.items() if k != "name"}
     split = prepare_split(CORPORA["files"](**settings), "test", tokenizer)
-    tokens = sum(len(split.document(d)) - 1 for d in range(len(split)))
+    sizes = [len(split.document(d)) for d in range(len(split))]
     size = sum(int(split.token_bytes[split.document(d)[1:]].sum()) for d in range(len(split)))
-    for row in by_length(result, "non_overlapping").values():
-        assert (row["tokens_scored"], row["bytes_scored"]) == (tokens, size)
+    for protocol in ("non_overlapping", "sliding"):  # every token but a document's first
+        for row in by_length(result, protocol).values():
+            assert (row["tokens_scored"], row["bytes_scored"]) == (sum(sizes) - len(sizes), size)
+    for length in (32, 64):
+        rows = [
+            r["tokens_scored"]
+            for r in result["rows"]
+            if (r["protocol"], r["context_length"]) == ("per_position", length)
+        ]
+        assert sum(rows) == sum((n - 1) // length * length for n in sizes)
+    assert {r["tokens_scored"] for r in by_length(result, "same_tokens").values()} == {256}
     assert result["data_hash"] == split.hash and result["tokenizer_hash"] == tokenizer.hash

@@ -47,9 +47,9 @@ def test_a_window_is_a_line_beside_its_scheme(tmp_path):
         assert (line["64"].text, line["128"].text) == ("–", "–")
     assert cells(shown["Perplexity"], "rope, window 128")["512"].strong
     gains = shown["Context gain"]
-    assert cells(gains, "rope, window 128")["512"].text == "+0.100"
+    assert cells(gains, "rope, window 128")["512"].text == "+0.1000"
     assert cells(gains, "rope, window 128")["512"].strong
-    assert cells(gains, "rope")["512"].text == "-2.000" and not cells(gains, "rope")["512"].strong
+    assert cells(gains, "rope")["512"].text == "-2.0000" and not cells(gains, "rope")["512"].strong
     assert cells(gains, "rope")["128"].text == "0"
     rows = list(csv.DictReader(made.measurements["same_tokens.csv"].splitlines()))
     assert [(r["scheme"], r["window"]) for r in rows] == [("rope", "")] * 4 + [("rope", "128")] * 4
