@@ -8,7 +8,7 @@ import pytest
 
 from errors import UserError
 from evaluation import results
-from evaluation.statistics import scheme_interval
+from evaluation.statistics import context_gain, scheme_interval
 from tests.evaluation.report_runs import (
     cells,
     flat,
@@ -17,6 +17,7 @@ from tests.evaluation.report_runs import (
     steep,
     tables,
     write_run,
+    write_seeds,
     write_sweep,
 )
 
@@ -82,6 +83,20 @@ def test_claims_name_what_they_speak_of(sweep):
     assert wanted != scheme_interval(runs)
     with pytest.raises(UserError, match="claim=all text is none of this text, text like it"):
         report(sweep / "*" / "*", claim="all text")
+
+
+@pytest.mark.parametrize("claim", ["this text", "text like it"])
+def test_a_gain_is_of_the_claim(tmp_path, claim):
+    rng = np.random.default_rng(0)
+    write_seeds(tmp_path, "rope", lambda n, c: 3 + 0.3 * rng.normal(size=c.shape))
+    made = report(tmp_path / "rope" / "*", claim=claim)
+    rows = list(csv.DictReader(made.measurements["same_tokens.csv"].splitlines()))
+    (row,) = [r for r in rows if r["place"] == "512"]
+    crop, long = (loaded(tmp_path, "rope", "same_tokens", n) for n in (128, 512))
+    wanted = context_gain(crop, long, claim)
+    assert wanted is not None and wanted.low < wanted.estimate < wanted.high
+    found = [float(row[key]) for key in ("gain", "gain_low", "gain_high")]
+    assert found == pytest.approx([wanted.estimate, wanted.low, wanted.high], rel=1e-12)
 
 
 def test_words_have_a_table_where_there_are_words(tmp_path):
