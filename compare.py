@@ -25,6 +25,7 @@ def compare(config: CompareConfig, given: list[str]) -> None:
         curve=lambda folder: read_metrics(folder / "metrics.jsonl"),
         protocol=config.protocol,
         baseline=config.baseline,
+        claim=config.claim,
     )
     page = write(report, Path(config.out))
     console = Console(highlight=False, soft_wrap=True)
@@ -40,7 +41,7 @@ def compare(config: CompareConfig, given: list[str]) -> None:
             name=f"compare {Path(config.out).name}",
             group="compare",
             job_type="compare",
-            config={"runs": list(config.runs), "protocol": config.protocol},
+            config={"runs": list(config.runs), "protocol": config.protocol, "claim": config.claim},
             run_id=None,
         )
         tracker.log_report(report.headline.records(), page)

@@ -20,6 +20,8 @@ from configs.schema import EvalConfig
 from errors import UserError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from data.prepare import TokenSplit
     from evaluation.protocols import Plan
     from model.transformer import Transformer
@@ -36,8 +38,9 @@ def evaluate(config: EvalConfig, given: list[str], world: World) -> None:
 
 def evaluate_run(folder: Path, config: EvalConfig, given: list[str], world: World) -> None:
     from data.corpora import CORPORA
-    from data.prepare import prepare_split
+    from data.prepare import count_words, prepare_split
     from evaluation import results
+    from evaluation.terminal import show_rows
     from training import checkpoint, run
     from training.precision import Precision
     from training.rescale import evaluated_position, label
@@ -67,18 +70,31 @@ def evaluate_run(folder: Path, config: EvalConfig, given: list[str], world: Worl
         "checkpoint_step": checkpoint.step_of(path),
         "seed": trained.seed,
         "parameters": sum(p.numel() for p in model.parameters()),
+        "position_parameters": sum(p.numel() for p in model.schemes.parameters()),
         "data": trained.data["name"],
         "split": config.split,
         "precision": precision.name,
+        "bos": config.eval.bos,
         "data_hash": split.hash,
         "tokenizer_hash": tokenizer.hash,
         **environment(),
     }
     file = folder / "eval" / f"{header['label']}.json"
     plans = make_plans(config, trained.context_length, split)
+    counted = corpus.words and any(plan.whole for plan in plans)
+    words = count_words(split, tokenizer) if counted else None
     reach = trained.train.position_range
     measure(
-        file, header, plans, model, split, config.eval.tokens_per_batch, precision, reach, world
+        file,
+        header,
+        plans,
+        model,
+        split,
+        words,
+        config.eval.tokens_per_batch,
+        precision,
+        reach,
+        world,
     )
     if not world.main:
         return
@@ -102,8 +118,9 @@ def evaluate_run(folder: Path, config: EvalConfig, given: list[str], world: Worl
 
 def unusual(config: EvalConfig, precision: str) -> dict[str, str]:
     """What belongs into a label, since it makes other numbers: anything but the last checkpoint on the test split."""
-    usual = {"split": "test", "checkpoint": "last", "precision": "fp32"}
+    usual = {"split": "test", "checkpoint": "last", "precision": "fp32", "bos": "false"}
     mine = {"split": config.split, "checkpoint": config.checkpoint, "precision": precision}
+    mine["bos"] = str(config.eval.bos).lower()
     return {key: value for key, value in mine.items() if value != usual[key]}
 
 
@@ -132,8 +149,8 @@ def environment() -> dict[str, str | None]:
 
 
 def make_plans(config: EvalConfig, trained_context: int, split: TokenSplit) -> list[Plan]:
-    """Every protocol at every length, shortest first."""
-    from evaluation.protocols import plan
+    """Every protocol at every length, shortest first, under every attention window."""
+    from evaluation.protocols import attention_windows, plan, under_windows
     from evaluation.scoring import document_lengths
 
     settings = config.eval
@@ -146,8 +163,7 @@ def make_plans(config: EvalConfig, trained_context: int, split: TokenSplit) -> l
         raise UserError(f"lengths={lengths}: name some context lengths, each at least 1")
     if settings.tokens_per_batch < 1:
         raise UserError(f"eval.tokens_per_batch={settings.tokens_per_batch} must be at least 1")
-    if config.window is not None and config.window < 1:
-        raise UserError(f"window={config.window} must be at least 1")
+    windows = attention_windows(config.windows, trained_context)
     plans = [
         plan(
             protocol,
@@ -157,11 +173,14 @@ def make_plans(config: EvalConfig, trained_context: int, split: TokenSplit) -> l
             targets=settings.targets,
             block=settings.block,
             stride=settings.stride or max(1, length // 2),
+            bos=settings.bos,
         )
         for protocol in dict.fromkeys(config.protocols)
         for length in lengths
     ]
-    return [dataclasses.replace(p, window=config.window) for p in plans]
+    if not (found := under_windows(plans, windows)):
+        raise UserError(f"windows={config.windows}: no length is longer; windows=[full] measures")
+    return found
 
 
 def measure(
@@ -170,6 +189,7 @@ def measure(
     plans: list[Plan],
     model: Transformer,
     split: TokenSplit,
+    words: np.ndarray | None,
     tokens_per_batch: int,
     precision: Precision,
     position_range: int | None,
@@ -223,33 +243,7 @@ def measure(
                 )
                 done += plan.input_tokens
             if world.main:
-                results.save(file.parent, header, results.make_rows(plan, scores))
-
-
-def show_rows(rows: list[dict[str, Any]], trained_context: int) -> None:
-    """The rows on the terminal, a table for each protocol."""
-    from rich.console import Console
-    from rich.table import Table
-
-    for protocol in dict.fromkeys(row["protocol"] for row in rows):
-        table = Table(title=f"{protocol}, trained at {trained_context:,} tokens")
-        for name in ("context", "perplexity", "loss", "95 % interval", "bits/byte", "tokens"):
-            table.add_column(name, justify="right")
-        for row in rows:
-            if row["protocol"] == protocol:
-                table.add_row(*cells(row))
-        Console().print(table)
-    print("The intervals are about this checkpoint on this text, not about its position scheme.")
-
-
-def cells(row: dict[str, Any]) -> list[str]:
-    where = [f"{row['context_length']:,}", row["bin"], row["window"] and f"window {row['window']}"]
-    place = " ".join(part for part in where if part)
-    if not row["supported"]:
-        return [place, "unsupported"]
-    forms = {"ppl": "{:.2f}", "loss": "{:.4f}", "ci95": "{0[0]:.4f} to {0[1]:.4f}", "bpb": "{:.4f}"}
-    numbers = [f.format(row[k]) if row[k] is not None else "–" for k, f in forms.items()]
-    return [place, *numbers, f"{row['tokens_scored']:,}"]
+                results.save(file.parent, header, results.make_rows(plan, scores, words))
 
 
 main = command("eval", EvalConfig, evaluate)

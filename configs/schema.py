@@ -95,6 +95,7 @@ class EvalSettings:
     block: int
     multiples: list[float]
     stride: int | None
+    bos: bool
     tokens_per_batch: int
 
 
@@ -105,7 +106,7 @@ class EvalConfig:
     split: str
     lengths: list[int] | None
     protocols: list[str]
-    window: int | None
+    windows: list[Any]  # full, trained, or a number of tokens
     device: str
     precision: str
     eval: EvalSettings
@@ -133,4 +134,5 @@ class CompareConfig:
     out: str
     protocol: str
     baseline: str | None
+    claim: str
     tracker: dict[str, Any]

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     import datasets
@@ -52,6 +52,7 @@ class Corpus:
 
     document_mask: bool
     cache_dir: str
+    words: ClassVar[bool] = False  # whether blanks part what its literature counts as words
 
     def documents(self, split: str) -> Iterator[dict[str, str]]:
         """Each document of the split, as {"text", "name"}."""

@@ -87,6 +87,12 @@ def prepare_split(corpus: Corpus, split: str, tokenizer: Tokenizer) -> TokenSpli
     return cached(corpus.cache_dir, f"{split}-{key[:16]}", build, opened)
 
 
+def count_words(split: TokenSplit, tokenizer: Tokenizer) -> np.ndarray:
+    """What blanks and line ends part in the text of each document: (D,) int64."""
+    texts = (tokenizer.decode(split.document(d).tolist()) for d in range(len(split)))
+    return np.array([len(text.split()) for text in texts], np.int64)
+
+
 def encode(documents: "datasets.Dataset", tokenizer: Tokenizer, file: Path) -> "datasets.Dataset":
     """Columns "ids" (with the EOS) and "name", without the empty documents, kept in the file."""
     import datasets

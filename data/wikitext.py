@@ -77,6 +77,7 @@ def hub_folder(path: str, config: str, revision: str) -> Path:
 
 @dataclass(kw_only=True)
 class WikiText(Corpus):
+    words = True
     path: str
     config: str
     revision: str

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs import performance
+from docs import methodology, performance
 
 ROOT = Path(__file__).parents[1]
 REPORT = Path("docs/results/demo/report.md")
@@ -40,6 +40,7 @@ def demo() -> str:
 
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"demo": demo},
+    "docs/methodology.md": methodology.SECTIONS,
     "docs/performance.md": performance.SECTIONS,
 }
 
@@ -58,3 +59,4 @@ def filled(page: str) -> str:
 if __name__ == "__main__":
     for page in PAGES:
         (ROOT / page).write_text(filled(page))
+    methodology.PICTURE.write_text(methodology.picture())

@@ -185,6 +185,7 @@ def obstacles(groups: Sequence[Group]) -> list[str]:
         "were trained at different context lengths": lambda run: run.header["trained_context"],
         "were trained on different numbers of tokens": lambda run: run.tokens_trained,
         "were evaluated in different precision": lambda run: run.header["precision"],
+        "were evaluated with and without BOS": lambda run: run.header["bos"],
     }
     found = []
     for what, value_of in read.items():
@@ -209,7 +210,7 @@ def _listed(names: dict[Any, dict[str, None]]) -> str:
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, int):
+    if type(value) is int:
         return f"{value:,}"
     return "unknown" if value is None else str(value)[:12]
 

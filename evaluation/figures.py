@@ -12,7 +12,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from evaluation.collect import Group
-from evaluation.measures import Section, exp
+from evaluation.measures import Line, Section, exp
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vPX*<>"
 DASHES = ("-", "--", ":", "-.")
+WINDOW: dict[str, Any] = {"linewidth": 1.1, "linestyle": (0, (1, 1.5))}
+Point = tuple[float, Any, float | None, float | None]  # x, y, low, high
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text as text
     "svg.hashsalt": "lengthwise",  # ids that do not change from run to run
@@ -48,72 +50,75 @@ def _marker(index: int) -> dict[str, Any]:
     return {"marker": MARKERS[index % len(MARKERS)], "markeredgecolor": "white"}
 
 
-def perplexity(groups: Sequence[Group], section: Section) -> str:
+def perplexity(section: Section) -> str:
     """Perplexity against context length, log-log, with intervals."""
 
+    def points(line: Line) -> list[Point]:
+        return [
+            (at, exp(m.loss), exp(m.low), exp(m.high))
+            for at, place in zip(section.at, section.places, strict=True)
+            for m in [section.measures[_full(line, place)][place]]
+            if exp(m.loss) is not None
+        ]
+
     def draw(axes: "Axes") -> None:
-        for index, group in enumerate(groups):
-            points = [
-                (at, exp(m.loss), exp(m.low), exp(m.high))
-                for at, place in zip(section.at, section.places, strict=True)
-                for m in [section.measures[group.name][place]]
-                if exp(m.loss) is not None
-            ]
-            _line(axes, index, group.name, points)
+        _lines(axes, section, points)
         axes.set_yscale("log")
-        _lengths(axes, groups, section)
+        _lengths(axes, section)
         axes.set_ylabel("perplexity")
         _plain_ticks(axes)
 
-    return _svg(f"perplexity-{section.way.name}", "Perplexity against context length", draw)
+    return svg(f"perplexity-{section.way.name}", "Perplexity against context length", draw)
 
 
-def gain(groups: Sequence[Group], section: Section) -> str:
+def gain(section: Section) -> str:
     """Context gain against context length."""
+
+    def points(line: Line) -> list[Point]:
+        gains, trained = section.gains[line.name], str(line.group.trained_context)
+        return [
+            (at, 0.0, None, None)
+            if place == trained and place not in gains
+            # the trained length gains nothing over itself: the point where the curve begins
+            else (at, gains[place].estimate, gains[place].low, gains[place].high)
+            for at, place in zip(section.at, section.places, strict=True)
+            if place in gains or (gains and place == trained)
+        ]
 
     def draw(axes: "Axes") -> None:
         axes.axhline(0, color="#555555", linewidth=1)
-        for index, group in enumerate(groups):
-            gains = section.gains[group.name]
-            points = [
-                (at, 0.0, None, None)
-                if place == str(group.trained_context)
-                # the trained length gains nothing over itself: the point where the curve begins
-                else (at, gains[place].estimate, gains[place].low, gains[place].high)
-                for at, place in zip(section.at, section.places, strict=True)
-                if place in gains or (gains and place == str(group.trained_context))
-            ]
-            _line(axes, index, group.name, points)
+        _lines(axes, section, points)
         # A scheme that breaks down loses several nats and would hide what the others gain.
         if max(map(abs, axes.get_ylim())) > 0.3:
             axes.set_yscale("symlog", linthresh=0.1, linscale=1.5)
             axes.set_ylim(*(1.5 * bound for bound in axes.get_ylim()))
-        _lengths(axes, groups, section)
+        _lengths(axes, section)
         axes.set_ylabel("context gain (nats per token)")
         _plain_ticks(axes)
 
-    return _svg(f"gain-{section.way.name}", "Context gain against context length", draw)
+    return svg(f"gain-{section.way.name}", "Context gain against context length", draw)
 
 
-def by_position(groups: Sequence[Group], section: Section) -> str:
+def by_position(section: Section) -> str:
     """Loss against tokens of context."""
 
+    def points(line: Line) -> list[Point]:
+        return [
+            (at, m.loss, m.low, m.high)
+            for at, place in zip(section.at, section.places, strict=True)
+            for m in [section.measures[line.name][place]]
+            if m.loss is not None
+        ]
+
     def draw(axes: "Axes") -> None:
-        for index, group in enumerate(groups):
-            points = [
-                (at, m.loss, m.low, m.high)
-                for at, place in zip(section.at, section.places, strict=True)
-                for m in [section.measures[group.name][place]]
-                if m.loss is not None
-            ]
-            _line(axes, index, group.name, points)
-        _trained_lines(axes, groups)
+        _lines(axes, section, points)
+        _trained_lines(axes, section.groups)
         axes.set_xscale("log", base=2)
         axes.set_xlabel("tokens of context")
         axes.set_ylabel("loss (nats per token)")
         _plain_ticks(axes, x=True)
 
-    return _svg(f"position-{section.way.name}", "Loss against tokens of context", draw)
+    return svg(f"position-{section.way.name}", "Loss against tokens of context", draw)
 
 
 def curves(groups: Sequence[Group]) -> list[tuple[int, str, list[tuple[int, float]]]]:
@@ -140,16 +145,30 @@ def training(groups: Sequence[Group]) -> str:
         axes.set_ylabel("validation loss (nats per token)")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
-    return _svg("training", "Validation loss against training tokens", draw)
+    return svg("training", "Validation loss against training tokens", draw)
 
 
-Point = tuple[float, Any, float | None, float | None]  # x, y, low, high
+def _full(line: Line, place: str) -> str:
+    """Whose measure a line has at a place: a window as long as the input is full attention."""
+    return line.group.name if place == str(line.window) else line.name
+
+
+def _lines(axes: "Axes", section: Section, points: Callable[[Line], list[Point]]) -> None:
+    """Every group, and its windows in thin dots of the same colour."""
+    drawn = [(line, section.groups.index(line.group), points(line)) for line in section.lines]
+    for line, index, found in drawn:
+        if found and not line.window:
+            _line(axes, index, line.name, found)
+    for line, index, found in drawn:
+        if found and line.window:
+            x, y = [p[0] for p in found], [p[1] for p in found]
+            axes.plot(x, y, color=_style(index)["color"], **WINDOW)
+    for window in dict.fromkeys(line.window for line, _, found in drawn if line.window and found):
+        axes.plot([], [], color="#777777", label=f"window {window:,}", **WINDOW)
 
 
 def _line(axes: "Axes", index: int, name: str, points: Sequence[Point]) -> None:
     """Points, line and bars; each group a little beside the others, or bars would hide bars."""
-    if not points:
-        return
     style, apart = _style(index), 2 ** (0.02 * (-1) ** index * ((index + 1) // 2 % 5))
     x, y = [p[0] * apart for p in points], [p[1] for p in points]
     axes.plot(x, y, label=name, **style, **_marker(index))
@@ -164,8 +183,8 @@ def _line(axes: "Axes", index: int, name: str, points: Sequence[Point]) -> None:
         )
 
 
-def _lengths(axes: "Axes", groups: Sequence[Group], section: Section) -> None:
-    _trained_lines(axes, groups)
+def _lengths(axes: "Axes", section: Section) -> None:
+    _trained_lines(axes, section.groups)
     axes.set_xscale("log", base=2)
     axes.set_xticks(section.at, [f"{at:,.0f}" for at in section.at])
     axes.minorticks_off()
@@ -209,7 +228,7 @@ def _plain_ticks(axes: "Axes", x: bool = False) -> None:
     axes.yaxis.minorticks_off()
 
 
-def _svg(name: str, title: str, draw: "Callable[[Axes], None]") -> str:
+def svg(name: str, title: str, draw: "Callable[[Axes], None]") -> str:
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure

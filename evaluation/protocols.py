@@ -7,12 +7,19 @@ them all, and what a plan promises (which tokens, how often, with how much conte
 can be read off it. No window leaves its document, an end-of-document token is never a target, and
 neither is a document's first token, which nothing precedes.
 
+With `bos` every window begins with the end-of-document token, which in training stands before every
+document: it takes the place of the window's first token, so that N inputs stay N inputs and the
+targets are the same. `non_overlapping` and `sliding` read documents from their beginning; there it
+stands before the first token (start = -1) and takes nobody's place.
+
 In every function `documents` (D,) holds the number of tokens of each document, without its
 end-of-document token.
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +40,7 @@ class Plan:
     scored: np.ndarray
     stride: int | None = None
     window: int | None = None  # attention sees only this many keys; dataclasses.replace sets it
+    bos: bool = False  # the first input of a window is the end-of-document token
     bins: tuple[tuple[int, int], ...] = ()  # report by tokens of context, first to last inclusive
 
     @property
@@ -40,8 +48,13 @@ class Plan:
         """What running the plan costs, in tokens read."""
         return int((self.stop - self.start).sum())
 
+    @property
+    def whole(self) -> bool:
+        """Whether all tokens of its documents are scored, but for the first of each."""
+        return self.protocol in ("non_overlapping", "sliding")
+
     def targets(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Document, index in it, and tokens of context of every target, in order: (n,) int64."""
+        """Document, index in it, and inputs up to it of every target, in order: (n,) int64."""
         window = np.repeat(np.arange(len(self.scored)), self.scored)
         last = np.cumsum(self.scored)
         index = self.stop[window] + np.arange(1, len(window) + 1) - last[window]
@@ -113,17 +126,17 @@ def _too_few(documents: np.ndarray, longest: int, targets: int, block: int) -> s
     )
 
 
-def non_overlapping(documents: np.ndarray, length: int) -> Plan:
+def non_overlapping(documents: np.ndarray, length: int, *, bos: bool = False) -> Plan:
     """Consecutive windows of `length` inputs, the last of a document shorter, all of them scored.
 
     What most papers print. Tokens early in a window have little context, the fewer the longer the
     window: a longer length looks better for that reason alone (the early token curse: Press et al.
     2022, tables 13 to 15).
     """
-    return Plan("non_overlapping", length, *_strided(documents, length, length))
+    return Plan("non_overlapping", length, *_strided(documents, length, length, bos), bos=bos)
 
 
-def sliding(documents: np.ndarray, length: int, *, stride: int) -> Plan:
+def sliding(documents: np.ndarray, length: int, *, stride: int, bos: bool = False) -> Plan:
     """Windows of `length` inputs that advance by `stride` and score only the new targets.
 
     Each token but a document's first is scored once, with at least min(index, length - stride + 1)
@@ -133,26 +146,28 @@ def sliding(documents: np.ndarray, length: int, *, stride: int) -> Plan:
     """
     if not 1 <= stride <= length:
         raise UserError(f"eval.stride={stride}: must be from 1 to each of lengths ({length})")
-    return Plan("sliding", length, *_strided(documents, length, stride), stride=stride)
+    windows = _strided(documents, length, stride, bos)
+    return Plan("sliding", length, *windows, stride=stride, bos=bos)
 
 
-def _strided(documents: np.ndarray, length: int, stride: int) -> Windows:
+def _strided(documents: np.ndarray, length: int, stride: int, bos: bool) -> Windows:
     """The windows that score each token but a document's first once."""
-    targets = np.maximum(documents - 1, 0)
-    windows = np.where(targets > 0, 1 + -(-np.maximum(targets - length, 0) // stride), 0)
+    targets, reach = np.maximum(documents - 1, 0), length - bos  # of the first window
+    windows = np.where(targets > 0, 1 + -(-np.maximum(targets - reach, 0) // stride), 0)
     document = np.repeat(np.arange(len(documents)), windows)
     step = np.arange(len(document)) - (np.cumsum(windows) - windows)[document]
-    start = step * stride
+    start = step * stride - bos
     stop = np.minimum(start + length, targets[document])
-    done = np.where(step > 0, start - stride + length, 0)
-    return document, start, stop, stop - done
+    scored = stop - np.where(step > 0, start - stride + length, 0)
+    some = scored > 0  # a first window of one input, a BOS, could score a first token alone
+    return document[some], start[some], stop[some], scored[some]
 
 
 def per_position(documents: np.ndarray, length: int) -> Plan:
     """As many full windows of `length` inputs as the documents hold, reported by tokens of context.
 
-    The bins double: 1, 2-3, 4-7, ...; the last one ends at `length` and takes it in. Raises
-    UserError where no document holds a window.
+    The bins double: 1, 2-3, 4-7, ...; the last one ends at `length` and takes it in. A BOS counts as
+    a token of context. Raises UserError where no document holds a window.
     """
     windows = np.maximum(documents - 1, 0) // length
     if not windows.sum():
@@ -175,18 +190,36 @@ def plan(
     targets: int,
     block: int,
     stride: int,
+    bos: bool,
 ) -> Plan:
     """The plan of a protocol by its name; each takes of the settings what it needs."""
     table = {
         "same_tokens": lambda: same_tokens(
             documents, length, longest=longest, targets=targets, block=block
         ),
-        "non_overlapping": lambda: non_overlapping(documents, length),
-        "sliding": lambda: sliding(documents, length, stride=stride),
+        "non_overlapping": lambda: non_overlapping(documents, length, bos=bos),
+        "sliding": lambda: sliding(documents, length, stride=stride, bos=bos),
         "per_position": lambda: per_position(documents, length),
     }
     if protocol not in table:
         raise UserError(f"protocols: {protocol!r} is none of {', '.join(table)}")
     if length < 1:
         raise UserError(f"lengths={length}: a length is at least 1")
-    return table[protocol]()
+    return replace(table[protocol](), bos=bos)
+
+
+def attention_windows(asked: Sequence[Any], trained_context: int) -> list[int | None]:
+    """What `windows` asks for, each once: None is full attention, a number so many tokens."""
+    names: dict[Any, int | None] = {"full": None, "trained": trained_context}
+    found: dict[int | None, None] = {}
+    for width in asked:
+        if width not in names and (type(width) is not int or width < 1):
+            raise UserError(f"windows: {width} is none of full, trained, or a number from 1")
+        found[names.get(width, width)] = None
+    return list(found)
+
+
+def under_windows(plans: Sequence[Plan], windows: Sequence[int | None]) -> list[Plan]:
+    """Each plan under each attention window; one that reaches as far as the input adds nothing."""
+    pairs = [(plan, w) for plan in plans for w in windows]
+    return [replace(p, window=w) for p, w in pairs if w is None or w < p.context_length]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from errors import UserError
 from evaluation import figures, tables, wording
@@ -21,9 +21,11 @@ from evaluation.collect import (
     obstacles,
     read_runs,
 )
+from evaluation.differences import differences
 from evaluation.formats import Table
-from evaluation.measures import ORDER, Section, differences, make_sections
+from evaluation.measures import ORDER, Section, make_sections
 from evaluation.page import Figure, Page, Part, render_html, render_markdown
+from evaluation.statistics import Claim
 
 
 @dataclass(frozen=True)
@@ -41,19 +43,24 @@ def make_report(
     curve: Callable[[Path], list[Record]],
     protocol: str,
     baseline: str | None,
+    claim: str,
 ) -> Report:
     """Compares the runs that paths and globs name.
 
     curve: reads the metrics.jsonl of a run folder; protocol: the one whose table stands first;
-    baseline: the scheme that others are subtracted from, or None for the first.
-    Raises UserError for a path that is no evaluated run, and for an unknown protocol or baseline.
+    baseline: the scheme that others are subtracted from, or None for the first; claim: what
+    intervals over seeds speak of. Raises UserError for a path that is no evaluated run, and for an
+    unknown protocol, baseline or claim.
     """
     if protocol not in ORDER:
         raise UserError(f"protocol={protocol} is none of {', '.join(ORDER)}")
+    claims: dict[str, Claim] = {known: known for known in get_args(Claim)}
+    if claim not in claims:
+        raise UserError(f"claim={claim} is none of {', '.join(claims)}")
     folders, remarks = find_folders(patterns)
     groups, more = make_groups(read_runs(folders, curve))
     base = _baseline(groups, baseline)
-    sections = make_sections(groups, protocol)
+    sections = make_sections(groups, protocol, claims[claim])
     if not sections:
         raise UserError(
             f"runs: {folders[0]} has empty results; type: python eval.py run={folders[0]}"
@@ -61,15 +68,15 @@ def make_report(
     warnings = obstacles(groups)
     page = Page(
         title=wording.title(groups),
-        facts=wording.facts(groups),
-        finding=wording.finding(groups, sections[0], warnings),
+        facts=wording.facts(sections[0]),
+        finding=wording.finding(sections[0], warnings),
         warnings=warnings,
         remarks=remarks + more,
-        parts=[*(_part(groups, s, base) for s in _shown(sections)), *_appendix(groups)],
+        parts=[*(_part(s, base) for s in _shown(sections)), *_appendix(groups)],
     )
-    files = {f"{s.way.name}.csv": tables.measurements_csv(groups, s) for s in sections}
+    files = {f"{s.way.name}.csv": tables.measurements_csv(s) for s in sections}
     files["runs.csv"] = tables.inventory_csv(groups)
-    return Report(page, tables.perplexities(groups, sections[0]), files)
+    return Report(page, tables.perplexities(sections[0]), files)
 
 
 def _baseline(groups: Sequence[Group], name: str | None) -> Group:
@@ -96,25 +103,26 @@ def _shown(sections: Sequence[Section]) -> list[Section]:
     return [section for section in sections if section.way.length in (0, longest)]
 
 
-def _part(groups: Sequence[Group], section: Section, baseline: Group) -> Part:
+def _part(section: Section, baseline: Group) -> Part:
     way, drawn, shown = section.way, [], []
     if way.length:
         drawn.append(("position", wording.caption(way), figures.by_position))
     else:
         drawn.append(("perplexity", wording.caption(way), figures.perplexity))
-        shown.append(tables.perplexities(groups, section))
+        shown.append(tables.perplexities(section))
     if way.protocol == "same_tokens":
         if any(section.gains.values()):
             drawn.insert(0, ("gain", wording.GAIN, figures.gain))
-        pairs = [(group, baseline) for group in groups if group is not baseline]
+        pairs = [(group, baseline) for group in section.groups if group is not baseline]
         found = differences(section, pairs, section.places)
-        shown += [tables.ratios(groups, section), tables.paired(section, found, baseline)]
+        shown += [tables.gains(section), tables.ratios(section)]
+        shown.append(tables.paired(section, found, baseline))
     if not way.length:
-        shown.append(tables.bits(groups, section))
+        shown += [tables.bits(section), tables.words(section)]
     return Part(
         wording.heading(way),
         wording.definition(section),
-        [Figure(f"{k}-{way.name}", text, partial(f, groups, section)) for k, text, f in drawn],
+        [Figure(f"{k}-{way.name}", text, partial(f, section)) for k, text, f in drawn],
         [table for table in shown if table is not None],
     )
 

@@ -32,9 +32,11 @@ HEADER = (
     "checkpoint_step",
     "seed",
     "parameters",
+    "position_parameters",
     "data",
     "split",
     "precision",
+    "bos",
     "data_hash",
     "tokenizer_hash",
     "torch",
@@ -48,6 +50,7 @@ IDENTITY = (
     "position_settings",
     "split",
     "precision",
+    "bos",
 )
 ROW = (
     "protocol",
@@ -62,6 +65,8 @@ ROW = (
     "loss",
     "ppl",
     "bpb",
+    "words",
+    "word_ppl",
     "ci95",
     "ci_unit",
     "target_set",
@@ -83,9 +88,15 @@ class Results:
     scores: list[Scores]
 
 
-def make_rows(plan: Plan, scores: Scores | None) -> list[Entry]:
-    """One row, or one for each bin of the plan; scores of None mean an unsupported length."""
+def make_rows(plan: Plan, scores: Scores | None, words: np.ndarray | None = None) -> list[Entry]:
+    """One row, or one for each bin of the plan; scores of None mean an unsupported length.
+
+    words: (D,) in each document, None where the corpus has none. They count where a plan scores
+    whole documents.
+    """
     document, index, context = plan.targets()
+    counted = words is not None and plan.whole and scores is not None
+    count = int(words[np.unique(document)].sum()) if words is not None and counted else None
     parts = [(f"{low}-{high}", (low <= context) & (context <= high)) for low, high in plan.bins]
     entries = []
     for label, where in parts or [(None, slice(None))]:
@@ -98,7 +109,7 @@ def make_rows(plan: Plan, scores: Scores | None) -> list[Entry]:
             "window": plan.window,
             "bin": label,
             "supported": scores is not None,
-            **_measures(found),
+            **_measures(found, count),
             "ci_unit": CHECKPOINT_UNIT,
             "target_set": asked,
         }
@@ -113,27 +124,32 @@ def target_set(document: np.ndarray, index: np.ndarray) -> str:
     return sha256(pairs.tobytes()).hexdigest()[:16]
 
 
-def _measures(scores: Scores) -> Row:
+def _measures(scores: Scores, words: int | None) -> Row:
     """A row's numbers; null for what is not finite, since strict JSON has no word for it."""
     nats, count = float(scores.nats.sum(dtype=np.float64)), len(scores)
     size = int(scores.bytes.sum(dtype=np.int64))
     loss = nats / count if count else math.nan
     interval = block_interval(scores) if count and math.isfinite(nats) else None
-    with np.errstate(over="ignore"):
-        ppl = float(np.exp(np.float64(loss)))
     return {
         "tokens_scored": count,
         "bytes_scored": size,
         "nats": _finite(nats) if count else None,
         "loss": _finite(loss),
-        "ppl": _finite(ppl),
+        "ppl": _exp(loss),
         "bpb": _finite(nats / (math.log(2) * size)) if size else None,
+        "words": words,
+        "word_ppl": _exp(nats / words) if words else None,
         "ci95": [interval.low, interval.high] if interval else None,
     }
 
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def _exp(loss: float) -> float | None:
+    with np.errstate(over="ignore"):
+        return _finite(float(np.exp(np.float64(loss))))
 
 
 def _nothing() -> Scores:

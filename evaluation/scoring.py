@@ -71,12 +71,15 @@ def score(
     """
     if (plan.stop >= document_lengths(split)[plan.document]).any():
         raise ValueError("the plan was made for other documents: a window leaves its document")
+    # one before the first document: numpy takes the last token, which is the BOS wanted there
     origin = split.offsets[plan.document] + plan.start
     first = np.cumsum(plan.scored) - plan.scored  # where each window's targets begin in the answer
     places, nats, done = [np.empty(0, np.int64)], [np.empty(0, np.float32)], 0
     for batch in batches(plan, tokens_per_batch)[rank::world]:
         n, k = int((plan.stop - plan.start)[batch[0]]), int(plan.scored[batch[0]])
         text = split.tokens[origin[batch, None] + np.arange(n + 1)].astype(np.int64)
+        if plan.bos:
+            text[:, 0] = split.tokens[-1]  # every document ends with it
         tokens = torch.from_numpy(text).to(device)  # (B, n + 1)
         found = nats_fn(tokens[:, :-1], tokens[:, n + 1 - k :])  # (B, k)
         nats.append(found.float().cpu().numpy().reshape(-1))

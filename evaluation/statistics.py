@@ -13,8 +13,8 @@ so seeds and blocks are crossed, not nested, and a claim is of one of two kinds:
   tokens. It is what the literature means by a paired test over seeds.
 * "text like it": other seeds and other blocks, both random: seed/S + block/B + residual/(S B). The
   block part is estimated by moments, (MS_block - MS_residual)/(S B), and clipped at zero;
-  Satterthwaite's degrees of freedom. Wider, and approximate where few seeds and many blocks weigh
-  about the same.
+  Satterthwaite's degrees of freedom. The standard error is never smaller, the degrees of freedom
+  may be more; approximate where few seeds and many blocks weigh about the same.
 
 seed + residual stay together as MS_seed: clipping the seed part on its own would only make the
 interval too wide. Blocks of different size: a block counts by its tokens. The analysis runs on B/N

@@ -1,20 +1,22 @@
 """What the tables of a report hold, for people (rounded) and for programs (exact, as CSV)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from evaluation.collect import Group, differing
+from evaluation.differences import Difference
 from evaluation.formats import Cell, Table, number, span, to_csv
-from evaluation.measures import Difference, Measure, Section, exp
+from evaluation.measures import Line, Measure, Section, exp
+from storage import digest
 
 WORDS = {"unsupported": "unsupported", "not finite": "not finite", "missing": "–"}
 
 
-def _table(title: str, groups: Sequence[Group], section: Section, note: str, cell: Any) -> Table:
+def _table(title: str, section: Section, note: str, cell: Callable[[Line, str], Cell]) -> Table:
     head = ["scheme", "seeds", *(_place(place) for place in section.places)]
     rows = [
-        [Cell(g.name), Cell(str(len(g.runs))), *(cell(g, place) for place in section.places)]
-        for g in groups
+        [Cell(line.name), Cell(str(len(line.group.runs))), *(cell(line, p) for p in section.places)]
+        for line in section.lines
     ]
     return Table(title, head, rows, note)
 
@@ -23,67 +25,121 @@ def _place(place: str) -> str:
     return f"{int(place):,}" if place.isdigit() else place
 
 
-def perplexities(groups: Sequence[Group], section: Section) -> Table:
+def perplexities(section: Section) -> Table:
     """Perplexity with its interval; strong: the lowest of a column."""
     best = {
         place: min((m.loss for m in column if m.loss is not None), default=None)
         for place in section.places
-        for column in [[section.measures[g.name][place] for g in groups]]
+        for column in [[section.measures[line.name][place] for line in section.lines]]
     }
 
-    def cell(group: Group, place: str) -> Cell:
-        measure = section.measures[group.name][place]
+    def cell(line: Line, place: str) -> Cell:
+        measure = section.measures[line.name][place]
         if measure.loss is None:
             return Cell(WORDS[measure.state])
         small = span(exp(measure.low), exp(measure.high))
-        fewer = "" if measure.seeds == len(group.runs) else f"{measure.seeds} seeds"
-        strong = measure.loss == best[place] and len(groups) > 1
+        fewer = "" if measure.seeds == len(line.group.runs) else f"{measure.seeds} seeds"
+        strong = measure.loss == best[place] and len(section.lines) > 1
         return Cell(number(exp(measure.loss)), " ".join(filter(None, [small, fewer])), strong)
 
-    note = "Bold: the lowest of a column. " if len(groups) > 1 else ""
-    return _table("Perplexity", groups, section, note + interval_note(groups), cell)
+    note = [
+        "Bold: the lowest of a column." if len(section.lines) > 1 else "",
+        interval_note(section),
+        "The number is exp of the mean loss over seeds."
+        if any(len(group.runs) > 1 for group in section.groups)
+        else "",
+    ]
+    return _table("Perplexity", section, " ".join(filter(None, note)), cell)
 
 
-def interval_note(groups: Sequence[Group]) -> str:
+def interval_note(section: Section) -> str:
     """What the small print under a number is."""
-    counts = {len(group.runs) for group in groups}
+    counts = {len(group.runs) for group in section.groups}
     one = "text alone: it belongs to that one trained model and says nothing about its scheme"
-    many = "seeds: what training again with other seeds would give on this text"
+    many = f"seeds: what training again with other seeds would give on {section.claim}"
     if counts == {1}:
         return f"Small: 95% interval over the {one}."
     if 1 in counts:
         return f"Small: 95% interval over the {many}; with 1 seed, over the {one}."
-    return f"Small: 95% interval over the {many}. The number is exp of the mean loss over seeds."
+    return f"Small: 95% interval over the {many}."
 
 
-def ratios(groups: Sequence[Group], section: Section) -> Table:
+def gains(section: Section) -> Table:
+    """Loss with the context cropped to the trained length minus loss with the longer context."""
+
+    def cell(line: Line, place: str) -> Cell:
+        if gain := section.gains[line.name].get(place):
+            small = span(gain.low, gain.high, fine)
+            return Cell(fine(gain.estimate), small, gain.low > 0)
+        trained = place == str(line.group.trained_context) and not line.window
+        return Cell("0" if trained else WORDS[_state(section.measures[line.name][place])])
+
+    note = (
+        "Loss with the context cropped to the trained length minus loss with this context, in nats per "
+        "token, on the same tokens: above zero the longer context helps. Bold: the interval lies above "
+        "zero. " + interval_note(section)
+    )
+    return _table("Context gain", section, note, cell)
+
+
+def signed(value: float | None) -> str:
+    return "" if value is None else f"{value:+.3f}"
+
+
+def fine(value: float | None) -> str:
+    """Gains are small where they are above zero."""
+    return "" if value is None else f"{value:+.4f}"
+
+
+def ratios(section: Section) -> Table:
     """Perplexity by that at the trained length."""
 
-    def cell(group: Group, place: str) -> Cell:
-        measure, ratio = section.measures[group.name][place], section.ratio(group, place)
+    def cell(line: Line, place: str) -> Cell:
+        measure, ratio = section.measures[line.name][place], section.ratio(line, place)
         if measure.loss is None:
             return Cell(WORDS[measure.state])
         if ratio is None:
             return Cell(WORDS["missing"])
-        low, high = section.ratio_interval(group, place)
+        low, high = section.ratio_interval(line, place)
         return Cell(number(ratio), span(low, high))
 
     note = (
         "Perplexity divided by that at the trained length, on the same tokens: more than 1.00 is "
-        "worse than at the trained length. " + interval_note(groups)
+        "worse than at the trained length. " + interval_note(section)
     )
-    return _table("Ratio to the trained length", groups, section, note, cell)
+    return _table("Ratio to the trained length", section, note, cell)
 
 
-def bits(groups: Sequence[Group], section: Section) -> Table:
+def bits(section: Section) -> Table:
     """Bits per byte, which do not depend on the tokenizer."""
-
-    def cell(group: Group, place: str) -> Cell:
-        measure = section.measures[group.name][place]
-        return Cell(f"{measure.bpb:.3f}" if measure.bpb is not None else WORDS[_state(measure)])
-
     note = "Bits per byte of text, mean over seeds: comparable between tokenizers."
-    return _table("Bits per byte", groups, section, note, cell)
+    return _unit("Bits per byte", section, note, lambda m: m.bpb, "{:.3f}".format)
+
+
+def words(section: Section) -> Table | None:
+    """Perplexity a word, where the corpus has words and whole documents are scored."""
+    if all(m.word_loss is None for places in section.measures.values() for m in places.values()):
+        return None
+    note = (
+        "exp of nats per whitespace-separated word of the scored documents, whose first token is not "
+        "scored. Comparable between tokenizers."
+    )
+    return _unit("Word-level perplexity", section, note, lambda m: exp(m.word_loss), number)
+
+
+def _unit(
+    title: str,
+    section: Section,
+    note: str,
+    read: Callable[[Measure], float | None],
+    form: Callable[[float], str],
+) -> Table:
+    def cell(line: Line, place: str) -> Cell:
+        measure = section.measures[line.name][place]
+        value = read(measure)
+        return Cell(form(value) if value is not None else WORDS[_state(measure)])
+
+    return _table(title, section, note, cell)
 
 
 def _state(measure: Measure) -> str:
@@ -100,13 +156,13 @@ def paired(section: Section, found: Sequence[Difference], baseline: Group) -> Ta
         if (name, place) not in at:
             return Cell(WORDS["missing"])
         one = at[name, place]
-        small = span(one.interval.low, one.interval.high, lambda value: f"{value:+.3f}")
-        return Cell(f"{one.interval.estimate:+.3f}", small, one.clear)
+        small = span(one.interval.low, one.interval.high, signed)
+        return Cell(signed(one.interval.estimate), small, one.clear)
 
     note = (
         f"Loss minus that of {baseline.name} in nats per token, paired by seed and token: below zero "
-        f"is better than {baseline.name}. Small: 95% interval over seeds, on this text. Bold: clear "
-        "of zero at the 5% level after Holm's correction for all numbers of this table."
+        f"is better than {baseline.name}. Small: 95% interval over seeds, on {section.claim}. Bold: "
+        "clear of zero at the 5% level after Holm's correction for all numbers of this table."
     )
     head = ["scheme", *(_place(place) for place in section.places)]
     rows = [[Cell(name), *(cell(name, place) for place in section.places)] for name in names]
@@ -118,13 +174,16 @@ RUN_COLUMNS = {
     "run": lambda group, run: str(run.folder),
     "seed": lambda group, run: run.header["seed"],
     "parameters": lambda group, run: run.header["parameters"],
+    "of the scheme": lambda group, run: run.header["position_parameters"],
     "trained context": lambda group, run: run.header["trained_context"],
     "step": lambda group, run: run.header["checkpoint_step"],
     "trained tokens": lambda group, run: run.tokens_trained,
     "data": lambda group, run: f"{run.header['data']}, {run.header['split']}",
+    "config hash": lambda group, run: digest(run.folder / "config.yaml")[:12],
     "data hash": lambda group, run: run.header["data_hash"][:12],
     "tokenizer hash": lambda group, run: run.header["tokenizer_hash"][:12],
     "precision": lambda group, run: run.header["precision"],
+    "BOS": lambda group, run: "yes" if run.header["bos"] else "no",
     "torch": lambda group, run: run.header["torch"],
     "commit": lambda group, run: (run.header["commit"] or "")[:12],
 }
@@ -154,33 +213,40 @@ def settings(groups: Sequence[Group]) -> Table:
     return Table("Settings that differ", ["key", *(g.name for g in groups)], rows)
 
 
-def measurements_csv(groups: Sequence[Group], section: Section) -> str:
+def measurements_csv(section: Section) -> str:
     """Everything measured in a section, exact; empty where there is no number."""
-    rows = []
-    for group in groups:
-        for place in section.places:
-            m = section.measures[group.name][place]
-            low, high = section.ratio_interval(group, place)
-            rows.append(
-                {
-                    "scheme": group.name,
-                    "place": place,
-                    "state": m.state,
-                    "seeds": m.seeds,
-                    "ppl": exp(m.loss),
-                    "ppl_low": exp(m.low),
-                    "ppl_high": exp(m.high),
-                    "loss": m.loss,
-                    "loss_low": m.low,
-                    "loss_high": m.high,
-                    "bpb": m.bpb,
-                    "ratio": section.ratio(group, place) if not section.way.length else None,
-                    "ratio_low": low,
-                    "ratio_high": high,
-                    "interval_over": m.over,
-                }
-            )
-    return to_csv(rows)
+    places = [(line, place) for line in section.lines for place in section.places]
+    return to_csv([_exact(section, line, place) for line, place in places])
+
+
+def _exact(section: Section, line: Line, place: str) -> dict[str, Any]:
+    m, gain = section.measures[line.name][place], section.gains[line.name].get(place)
+    low, high = section.ratio_interval(line, place)
+    rows = [row for row, _ in section.entries[line.name].get(place, {}).values()]
+    sets = {row["target_set"] for row in rows}
+    return {
+        "scheme": line.group.name,
+        "window": line.window or None,
+        "place": place,
+        "state": m.state,
+        "seeds": m.seeds,
+        "ppl": exp(m.loss),
+        "ppl_low": exp(m.low),
+        "ppl_high": exp(m.high),
+        "loss": m.loss,
+        "loss_low": m.low,
+        "loss_high": m.high,
+        "bpb": m.bpb,
+        "word_ppl": exp(m.word_loss),
+        "gain": gain and gain.estimate,
+        "gain_low": gain and gain.low,
+        "gain_high": gain and gain.high,
+        "ratio": section.ratio(line, place) if not section.way.length else None,
+        "ratio_low": low,
+        "ratio_high": high,
+        "interval_over": m.over,
+        "target_set": " ".join(sorted(sets)),
+    }
 
 
 def inventory_csv(groups: Sequence[Group]) -> str:

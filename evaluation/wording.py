@@ -8,8 +8,9 @@ whose difference from every other one is clear after correction for all of them.
 from collections.abc import Sequence
 
 from evaluation.collect import Group
+from evaluation.differences import lead
 from evaluation.formats import number
-from evaluation.measures import Section, Way, exp, lead
+from evaluation.measures import Line, Section, Way, exp
 
 TITLES = {
     "same_tokens": "Same tokens, more context",
@@ -34,10 +35,17 @@ DEFINITIONS = {
         "the one before it did not, so that every token but a document's first is scored once."
     ),
     "per_position": (
-        "Protocol per_position: loss of the tokens in full windows of {length} tokens, by how many "
-        "tokens precede them in the window."
+        "Protocol per_position: each document is cut into consecutive full windows of {length} tokens, "
+        "what remains at its end is left out, and the loss is shown by how many tokens precede a token "
+        "in its window."
     ),
 }
+WINDOW = (
+    "Lines with a window are the second baseline, beside the context cropped to the trained length: the "
+    "input is as long, but attention sees only so many last tokens. It is the cheap remedy that any "
+    "scheme which claims to use long inputs has to beat."
+)
+BOS = "Every window begins with the end-of-text token, which takes the place of its first token."
 GAIN = (
     "Context gain: loss with the context cropped to the trained length minus loss with the longer "
     "context, on the same tokens. Above zero the longer context helps; below zero the model reads "
@@ -52,7 +60,8 @@ def title(groups: Sequence[Group]) -> str:
     return f"How far {len(groups)} schemes reach beyond the {at} tokens they were trained at"
 
 
-def facts(groups: Sequence[Group]) -> list[str]:
+def facts(section: Section) -> list[str]:
+    groups = section.groups
     runs = [run for group in groups for run in group.runs.values()]
     seeds = sorted({len(group.runs) for group in groups})
     read = sorted({f"{run.header['data']}, {run.header['split']} split" for run in runs})
@@ -62,6 +71,7 @@ def facts(groups: Sequence[Group]) -> list[str]:
         f"{len(runs)} {_plural('run', len(runs))}",
         f"{count} {_plural('seed', seeds[-1])}{each}",
         *read,
+        *([f"claims about {section.claim}"] if seeds[-1] > 1 else []),
     ]
 
 
@@ -69,11 +79,11 @@ def _plural(word: str, count: int) -> str:
     return word if count == 1 else f"{word}s"
 
 
-def finding(groups: Sequence[Group], section: Section, warnings: Sequence[str]) -> str:
+def finding(section: Section, warnings: Sequence[str]) -> str:
     """The headline in words: what was measured at the longest length, and whether it is a claim."""
-    place, ranked, found = lead(groups, section)
+    place, ranked, found = lead(section)
     if not ranked:
-        return _alone(groups, section)
+        return _alone(section)
     best, second = ranked[:2]
     losses = [section.measures[group.name][place].loss for group in (best, second)]
     text = (
@@ -96,7 +106,7 @@ def finding(groups: Sequence[Group], section: Section, warnings: Sequence[str]) 
     seeds = min(len(best.runs.keys() & g.runs.keys()) for g in ranked[1:])
     return text + (
         f" {best.name} is ahead of every other scheme here: each difference, paired by seed and token "
-        f"over {seeds} seeds, is clear at the 5% level (Holm), on this text."
+        f"over {seeds} seeds, is clear at the 5% level (Holm), on {section.claim}."
     )
 
 
@@ -107,13 +117,13 @@ def _where(group: Group, place: str, section: Section) -> str:
     return f"With {int(place):,} tokens of context, {times:g} times the length trained at"
 
 
-def _alone(groups: Sequence[Group], section: Section) -> str:
-    group = groups[0]
+def _alone(section: Section) -> str:
+    group = section.groups[0]
     known = [p for p in section.places if section.measures[group.name][p].loss is not None]
     if not known:
         return "No perplexity could be measured."
     value = number(exp(section.measures[group.name][known[-1]].loss))
-    ratio = section.ratio(group, known[-1])
+    ratio = section.ratio(Line(group), known[-1])
     beside = f", {number(ratio)} times that at the trained length" if ratio and ratio != 1 else ""
     return f"{_where(group, known[-1], section)}, {group.name} has a perplexity of {value}{beside}."
 
@@ -123,7 +133,6 @@ def heading(way: Way) -> str:
         TITLES[way.protocol],
         f"stride {way.stride}" if way.stride else "",
         f"windows of {way.length:,}" if way.length else "",
-        f"attention limited to {way.window:,} tokens" if way.window else "",
     ]
     return ", ".join(filter(None, parts))
 
@@ -138,12 +147,11 @@ def definition(section: Section) -> str:
     text = DEFINITIONS[way.protocol].format(
         tokens=f"{tokens:,}", stride=stride, length=f"{way.length:,}"
     )
-    if way.window:
-        text += (
-            f" Attention sees only the last {way.window:,} tokens, whatever the input's length: the "
-            "cheap remedy that any scheme which claims to use long inputs has to beat."
-        )
-    return text
+    more = [
+        BOS if any(run.header["bos"] for g in section.groups for run in g.runs.values()) else "",
+        WINDOW if any(line.window for line in section.lines) else "",
+    ]
+    return " ".join(filter(None, [text, *more]))
 
 
 def caption(way: Way) -> str:

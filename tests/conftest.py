@@ -2,6 +2,7 @@
 asks for it."""
 
 import random
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -76,3 +77,17 @@ def smoke(tmp_path_factory, corpus) -> Callable[..., Path]:
         return made[key]
 
     return run
+
+
+@pytest.fixture
+def fresh(smoke, tmp_path, monkeypatch):
+    """A copy of a run that a test may write to; the working folder is beside it."""
+
+    def copy(position: str, *overrides: str) -> Path:
+        folder = tmp_path / "outputs" / position / "run"
+        if not folder.exists():
+            shutil.copytree(smoke(position, *overrides), folder)
+        return folder
+
+    monkeypatch.chdir(tmp_path)
+    return copy

@@ -20,6 +20,7 @@ def config(tmp_path: Path, **changes) -> CompareConfig:
         "out": str(tmp_path / "report"),
         "protocol": "same_tokens",
         "baseline": None,
+        "claim": "this text",
         "tracker": {"name": "none"},
     }
     return CompareConfig(**(values | changes))

@@ -198,7 +198,7 @@ def _choose_mode(asked: Mode) -> tuple[Literal["online", "offline", "disabled"],
 
 
 def evaluation_points(rows: list[Row]) -> dict[int, dict[str, float]]:
-    """Context length -> `eval/<protocol>/<ppl|loss|bpb>` measured there, shortest first.
+    """Context length -> `eval/<protocol>/<ppl|loss|bpb|word_ppl>` measured there, shortest first.
 
     Position bins have an axis of their own and are left to the report.
     """
@@ -206,7 +206,7 @@ def evaluation_points(rows: list[Row]) -> dict[int, dict[str, float]]:
     for row in sorted(rows, key=lambda row: row["context_length"]):
         if not row["supported"] or row["bin"] is not None:
             continue
-        for metric in ("ppl", "loss", "bpb"):
+        for metric in ("ppl", "loss", "bpb", "word_ppl"):
             value = row[metric]
             if value is not None and math.isfinite(value):
                 limited = "" if row["window"] is None else f"_window-{row['window']}"

@@ -11,6 +11,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data.corpora import CORPORA
+from data.prepare import count_words, prepare_split, prepare_tokenizer
+from data.tokenizer import Bytes
 from data.wikitext import WikiText, articles
 from errors import UserError
 
@@ -195,3 +198,13 @@ def test_fingerprint_of_a_commit_needs_no_network(tmp_path: Path) -> None:
     corpus = build(tmp_path)
     assert corpus.fingerprint("train") != corpus.fingerprint("test")
     assert corpus.fingerprint("train") != build(tmp_path, revision="0" * 40).fingerprint("train")
+
+
+def test_words_are_defined_here_and_counted_as_blanks_part_them(tmp_path: Path) -> None:
+    corpus = WikiText(**{**SETTINGS, "path": str(repository(tmp_path, [rows(list(ARTICLES))]))})
+    corpus.cache_dir = str(tmp_path / "cache")
+    assert {name for name, kind in CORPORA.items() if kind.words} == {"wikitext103"}
+    tokenizer = prepare_tokenizer(corpus, Bytes())
+    split = prepare_split(corpus, "train", tokenizer)
+    texts = [document["text"] for document in corpus.documents("train")]
+    assert count_words(split, tokenizer).tolist() == [len(text.split()) for text in texts]

@@ -28,6 +28,7 @@ def write_run(
     lengths: Sequence[int] = LENGTHS,
     protocols: Sequence[str] = ("same_tokens", "non_overlapping"),
     window: int | None = None,
+    words: np.ndarray | None = None,
     evaluated: bool = True,
     header: dict[str, Any] | None = None,
     config: dict[str, Any] | None = None,
@@ -50,7 +51,8 @@ def write_run(
         for length in lengths:
             plan = make_plan(protocol, length, max(lengths), window)
             supported = limit is None or length <= limit
-            entries += results.make_rows(plan, score(plan, loss, seed) if supported else None)
+            scores = score(plan, loss, seed) if supported else None
+            entries += results.make_rows(plan, scores, words)
     results.save(folder / "eval", head, entries)
     return folder
 
@@ -65,9 +67,11 @@ def make_header(label: str, seed: int) -> dict[str, Any]:
         "checkpoint_step": 50,
         "seed": seed,
         "parameters": 1000,
+        "position_parameters": 10,
         "data": "shakespeare",
         "split": "test",
         "precision": "fp32",
+        "bos": False,
         "data_hash": "d" * 64,
         "tokenizer_hash": "t" * 64,
         "torch": "2.13.0",
@@ -106,13 +110,17 @@ def steep(n: int, context: np.ndarray) -> float:
 
 
 def report(
-    *patterns: Path | str, protocol: str = "same_tokens", baseline: str | None = None
+    *patterns: Path | str,
+    protocol: str = "same_tokens",
+    baseline: str | None = None,
+    claim: str = "this text",
 ) -> Report:
     return make_report(
         [str(pattern) for pattern in patterns],
         curve=lambda folder: read_metrics(folder / "metrics.jsonl"),
         protocol=protocol,
         baseline=baseline,
+        claim=claim,
     )
 
 
@@ -131,3 +139,23 @@ def write_sweep(root: Path) -> Path:
     write_seeds(root, "rope", steep)
     write_seeds(root, "learned", flat, limit=128)
     return root
+
+
+def tables(made: Report, part: int = 0) -> dict:
+    return {table.title: table for table in made.page.parts[part].tables}
+
+
+def cells(table, scheme: str) -> dict:
+    (row,) = [row for row in table.rows if row[0].text == scheme]
+    return dict(zip(table.head, row, strict=True))
+
+
+def loaded(sweep: Path, label: str, protocol: str, length: int) -> dict:
+    """Scores by seed, read without the report's own code."""
+    found = {}
+    for folder in sorted((sweep / label).iterdir()):
+        result = results.load(folder / "eval" / f"{label}.json")
+        for row, scores in zip(result.rows, result.scores, strict=True):
+            if (row["protocol"], row["context_length"]) == (protocol, length):
+                found[result.header["seed"]] = scores
+    return found

@@ -67,6 +67,59 @@ def test_sliding_is_the_strided_loop(documents, length, data):
         assert context >= min(index, length - stride + 1)
 
 
+def strided_with_bos(documents: list[int], length: int, stride: int) -> list[tuple[int, ...]]:
+    """The loop over documents that begin with one token more, which the windows count from -1.
+
+    The second token of those is the text's first and stays unscored.
+    """
+    found = []
+    for number, begin, end, scored in strided([n + 1 for n in documents], length, stride):
+        scored -= begin == 0
+        if documents[number] > 1 and scored:
+            found.append((number, begin - 1, end - 1, scored))
+    return found
+
+
+@given(documents_of, lengths, st.data())
+def test_a_bos_costs_one_token_of_text_and_changes_no_target(documents, length, data):
+    stride = data.draw(st.integers(1, length))
+    sizes = np.array(documents)
+    plan = protocols.sliding(sizes, length, stride=stride, bos=True)
+    assert windows(plan) == strided_with_bos(documents, length, stride)
+    assert pairs(plan) == pairs(protocols.sliding(sizes, length, stride=stride))
+    assert max(plan.stop - plan.start, default=0) <= length
+    for _, index, context in targets_one_by_one(plan):  # inputs, the BOS among them
+        assert context >= min(index + 1, length - stride + 1)
+    one = protocols.non_overlapping(sizes, length, bos=True)
+    assert windows(one) == windows(protocols.sliding(sizes, length, stride=length, bos=True))
+
+
+@given(st.integers(1, 5), st.integers(0, 8))
+def test_full_windows_are_the_same_with_a_bos(block, more):
+    settings = {"longest": 13, "targets": 3 * block, "block": block, "stride": 1}
+    for name in ("same_tokens", "per_position"):
+        plain, other = (
+            protocols.plan(name, np.array([60, 70]), block + more, **settings, bos=bos)
+            for bos in (False, True)
+        )
+        assert windows(plain) == windows(other) and (plain.bos, other.bos) == (False, True)
+
+
+def test_windows_of_attention():
+    plans = [protocols.non_overlapping(np.array([90]), n) for n in (16, 32, 64)]
+
+    def found(*asked):
+        under = protocols.under_windows(plans, protocols.attention_windows(asked, 32))
+        return [(p.context_length, p.window) for p in under]
+
+    assert found("full", "trained") == [(16, None), (32, None), (64, None), (64, 32)]
+    assert found("trained", 32, 16) == [(32, 16), (64, 32), (64, 16)]
+    assert found(64) == []
+    for wrong in ("half", 0, -1, 2.5, True, None):
+        with pytest.raises(UserError, match=r"windows: .* full, trained"):
+            found(wrong)
+
+
 @given(documents_of, lengths)
 def test_targets_follow_from_windows(documents, length):
     plan = protocols.non_overlapping(np.array(documents), length)
@@ -189,7 +242,7 @@ def test_bins_double_and_cover_each_context_once(length):
 
 
 def test_plan_by_name():
-    settings = {"longest": 16, "targets": 8, "block": 4, "stride": 2}
+    settings = {"longest": 16, "targets": 8, "block": 4, "stride": 2, "bos": False}
     for name in ("same_tokens", "non_overlapping", "sliding", "per_position"):
         plan = protocols.plan(name, np.array([40]), 8, **settings)
         assert (plan.protocol, plan.context_length) == (name, 8)

@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,11 +10,21 @@ import pytest
 from errors import UserError
 from evaluation import results
 from evaluation.collect import find_folders, make_groups, read_runs
-from evaluation.measures import differences, make_sections
+from evaluation.differences import differences
+from evaluation.measures import make_sections
 from evaluation.page import render_html
-from evaluation.report import Report
 from evaluation.statistics import context_gain, paired_difference, scheme_interval
-from tests.evaluation.report_runs import flat, report, steep, write_run, write_seeds, write_sweep
+from tests.evaluation.report_runs import (
+    cells,
+    flat,
+    loaded,
+    report,
+    steep,
+    tables,
+    write_run,
+    write_seeds,
+    write_sweep,
+)
 
 
 @pytest.fixture(scope="module")
@@ -26,26 +35,6 @@ def sweep(tmp_path_factory):
 @pytest.fixture(scope="module")
 def compared(sweep):
     return report(sweep / "*" / "*")
-
-
-def tables(made: Report, part: int = 0) -> dict:
-    return {table.title: table for table in made.page.parts[part].tables}
-
-
-def cells(table, scheme: str) -> dict:
-    (row,) = [row for row in table.rows if row[0].text == scheme]
-    return dict(zip(table.head, row, strict=True))
-
-
-def loaded(sweep: Path, label: str, protocol: str, length: int) -> dict:
-    """Scores by seed, read without the report's own code."""
-    found = {}
-    for folder in sorted((sweep / label).iterdir()):
-        result = results.load(folder / "eval" / f"{label}.json")
-        for row, scores in zip(result.rows, result.scores, strict=True):
-            if (row["protocol"], row["context_length"]) == (protocol, length):
-                found[result.header["seed"]] = scores
-    return found
 
 
 def test_numbers_are_those_of_the_statistics(sweep, compared):
@@ -163,6 +152,7 @@ def test_one_scheme_alone_is_described(tmp_path):
         ),
         ({"header": {"checkpoint_step": 30}}, "numbers of tokens: 25,600 (alibi); 15,360 (rope)"),
         ({"header": {"precision": "bf16"}}, "different precision"),
+        ({"header": {"bos": True}}, "with and without BOS: False (alibi); True (rope)"),
         ({"lengths": (64, 128, 256)}, "did not score the same tokens under same_tokens"),
     ],
 )
@@ -199,17 +189,6 @@ def test_a_repeated_seed_is_no_further_seed(tmp_path):
     assert remark.startswith(f"Left out: {tmp_path}/2026-01-31_12-00-00 repeats seed 1")
 
 
-def test_window_attention_stands_apart(tmp_path):
-    write_run(tmp_path / "run", loss=flat)
-    write_run(tmp_path / "run", loss=flat, window=128, protocols=("same_tokens",))
-    titles = [part.title for part in report(tmp_path / "run").page.parts]
-    assert titles[:3] == [
-        "Same tokens, more context",
-        "Non-overlapping windows",
-        "Same tokens, more context, attention limited to 128 tokens",
-    ]
-
-
 def test_positions_are_drawn_for_the_longest_window(tmp_path):
     write_run(tmp_path / "run", loss=flat, protocols=("same_tokens", "per_position"))
     made = report(tmp_path / "run")
@@ -230,6 +209,7 @@ def test_runs_table_holds_what_a_reader_must_know(sweep, compared):
     (row, *_) = csv.DictReader(compared.measurements["runs.csv"].splitlines())
     assert row["run"] == str(sweep / "alibi" / "2026-01-31_12-00-00_1") and row["seed"] == "1"
     assert (row["trained tokens"], row["parameters"]) == ("25600", "1000")
+    assert row["of the scheme"] == "10" and row["BOS"] == "no" and len(row["config hash"]) == 12
     assert row["data hash"] == "d" * 12 and row["tokenizer hash"] == "t" * 12
     listing = compared.page.parts[-1].listing
     assert "context_length: 128" in listing and "seed" not in listing
@@ -249,7 +229,7 @@ def test_holm_counts_every_difference_of_the_table(sweep):
     folders, _ = find_folders([str(sweep / "*" / "*")])
     groups, _ = make_groups(read_runs(folders, lambda folder: []))
     alibi, learned, rope = groups
-    section = make_sections(groups, "same_tokens")[0]
+    section = make_sections(groups, "same_tokens", "this text")[0]
     (alone,) = differences(section, [(learned, alibi)], ["128"])
     pairs = [(learned, alibi), (rope, alibi)]
     among = {(d.group, d.place): d for d in differences(section, pairs, section.places)}

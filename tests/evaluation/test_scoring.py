@@ -6,6 +6,7 @@ import math
 import threading
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ def random_split(sizes: list[int], seed: int = 0) -> FakeSplit:
 
 
 def uniform(tokens: Tensor, targets: Tensor) -> Tensor:
-    assert tokens.max() < EOS and targets.max() < EOS
+    assert targets.max() < EOS
     logits = torch.zeros(*targets.shape, V)
     return -logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
 
@@ -54,13 +55,13 @@ def bigram(tokens: Tensor, targets: Tensor, table: Tensor) -> Tensor:
 
 def counting(tokens: Tensor, targets: Tensor) -> Tensor:
     """Predicts by add-one counts of all it has read: every token of context changes the answer."""
-    seen = torch.nn.functional.one_hot(tokens, V).double().cumsum(1)[:, -targets.shape[1] :]
+    seen = torch.nn.functional.one_hot(tokens, V + 1).double().cumsum(1)[:, -targets.shape[1] :]
     p = (seen + 1) / (seen + 1).sum(-1, keepdim=True)
     return -p.gather(-1, targets[..., None])[..., 0].log().float()
 
 
 def counting_loss(context: np.ndarray, target: int) -> float:
-    return -math.log((np.count_nonzero(context == target) + 1) / (len(context) + V))
+    return -math.log((np.count_nonzero(context == target) + 1) / (len(context) + V + 1))
 
 
 run = partial(score, tokens_per_batch=40, device="cpu")
@@ -70,16 +71,17 @@ def total(scores: Scores) -> float:
     return float(scores.nats.sum(dtype=np.float64))
 
 
-def plans(split: FakeSplit) -> list[Plan]:
-    settings = {"longest": max(LENGTHS), "targets": 24, "block": 4, "stride": 3}
+def plans(split: FakeSplit, bos: bool = False) -> list[Plan]:
+    settings = {"longest": max(LENGTHS), "targets": 24, "block": 4, "stride": 3, "bos": bos}
     names = ("same_tokens", "non_overlapping", "sliding", "per_position")
     documents = document_lengths(split)
     return [protocols.plan(n, documents, length, **settings) for n in names for length in LENGTHS]
 
 
-def test_equal_logits_score_the_logarithm_of_the_vocabulary_everywhere():
+@pytest.mark.parametrize("bos", [False, True])
+def test_equal_logits_score_the_logarithm_of_the_vocabulary_everywhere(bos):
     split = random_split([60, 1, 25, 33])
-    for plan in plans(split):
+    for plan in plans(split, bos):
         scores = run(uniform, split, plan)
         assert len(scores) == plan.scored.sum() > 0
         assert total(scores) / len(scores) == pytest.approx(math.log(V), abs=1e-6)
@@ -123,12 +125,13 @@ def test_strided_perplexity_is_that_of_one_window(length, stride, counts):
 @given(
     st.lists(st.integers(0, 30), min_size=1, max_size=4),
     st.integers(1, 12),
+    st.booleans(),
     st.data(),
 )
-def test_every_target_has_exactly_the_context_its_plan_says(sizes, length, data):
+def test_every_target_has_exactly_the_context_its_plan_says(sizes, length, bos, data):
     split = random_split(sizes)
     stride = data.draw(st.integers(1, length))
-    plan = protocols.sliding(document_lengths(split), length, stride=stride)
+    plan = protocols.sliding(document_lengths(split), length, stride=stride, bos=bos)
     scores = run(counting, split, plan)
     document, index, context = plan.targets()
     assert np.array_equal(scores.document, document) and np.array_equal(scores.index, index)
@@ -136,8 +139,29 @@ def test_every_target_has_exactly_the_context_its_plan_says(sizes, length, data)
         document, index, context, scores.nats, scores.bytes, strict=True
     ):
         text = split.tokens[split.offsets[d] : split.offsets[d + 1] - 1]
-        assert nats == pytest.approx(counting_loss(text[i - c : i], int(text[i])), rel=1e-5)
+        context = np.append(EOS, text[i - c + 1 : i]) if bos else text[i - c : i]
+        assert len(context) == c
+        assert nats == pytest.approx(counting_loss(context, int(text[i])), rel=1e-5)
         assert size == text[i] % 4 + 1
+
+
+@pytest.mark.parametrize("name", ["same_tokens", "non_overlapping", "sliding", "per_position"])
+@pytest.mark.parametrize("length", [1, 2, 8])
+def test_bos_is_the_first_input_of_every_window_and_the_rest_is_text(name, length):
+    split = random_split([40, 1, 9, 0, 2])
+    settings = {"longest": 8, "targets": 3, "block": 1, "stride": 1, "bos": True}
+    plan = protocols.plan(name, document_lengths(split), length, **settings)
+
+    def reads(tokens: Tensor, targets: Tensor) -> Tensor:
+        assert tokens.shape[1] <= length and (tokens[:, 0] == EOS).all()
+        whole = torch.cat([tokens[:, 1:], targets[:, -1:]], dim=1).tolist()
+        assert (torch.tensor(whole) < EOS).all()
+        texts = [split.tokens[a : b - 1].tolist() for a, b in pairwise(split.offsets)]
+        for row in whole:  # a run of neighbours in one document
+            assert any(row == t[i : i + len(row)] for t in texts for i in range(len(t)))
+        return torch.zeros(targets.shape)
+
+    assert len(run(reads, split, plan)) > 0
 
 
 def test_stride_one_is_the_naive_loop():

@@ -1,6 +1,7 @@
 """Intervals and tests against plain formulas, scipy, and simulated runs whose truth is known."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from benchmarks.simulation import simulate
+from benchmarks.simulation import EFFECTS, FILE, POWER, simulate
 from errors import UserError
 from evaluation import statistics
 from evaluation.protocols import Scores
@@ -204,12 +205,32 @@ def test_holm_is_the_step_down_rule(p):
     assert all(a >= b for a, b in zip(adjusted, p, strict=True))
 
 
-def test_error_rates_and_coverage_in_simulation():
-    documents = (2 * BLOCK + 400,) * 4 + (700,)
-    rates = simulate(300, 0.1, documents=documents)
+COMMITTED = json.loads(FILE.read_text())
+
+
+def test_the_committed_simulation_keeps_its_promises():
+    assert COMMITTED["data_sets"] >= 1000 and COMMITTED["effects"] == list(EFFECTS)
+    for name, rates in COMMITTED["rates"].items():
+        assert 0.93 <= rates["coverage"] <= 0.97, name
+        if name != "one checkpoint":
+            assert 0.03 <= rates["false_positives"] <= 0.07, name
+            assert rates["power"] == sorted(rates["power"])
+            assert rates["power"][EFFECTS.index(rates["effect"])] >= POWER
+    stated = [
+        [COMMITTED["rates"][f"paired difference, {text}, {n} seeds"]["effect"] for n in (3, 5)]
+        for text in ("this text", "text like it")
+    ]
+    assert all(five < three for three, five in stated)
+
+
+def test_a_simulation_of_fewer_data_sets_agrees_with_the_committed_one():
+    """Within 3.5 standard deviations of the small one's rates."""
+    sets = 250
+    rates = simulate(sets, seed=1)
+    assert rates.keys() == COMMITTED["rates"].keys()
     for name, found in rates.items():
-        assert 0.91 <= found["coverage"] <= 0.985, (name, found)
-        if "power" in found:
-            assert 0.015 <= found["false_positives"] <= 0.09, (name, found)
-    power = [rates[f"paired difference, this text, {seeds} seeds"]["power"] for seeds in (3, 5)]
-    assert 0.3 < power[0] < power[1]
+        wanted = COMMITTED["rates"][name]
+        for rate in found.keys() - {"effect"}:
+            p = np.array(wanted[rate])
+            reach = 3.5 * np.sqrt(p * (1 - p) * (1 / sets + 1 / COMMITTED["data_sets"])) + 2 / sets
+            assert (np.abs(np.array(found[rate]) - p) <= reach).all(), (name, rate, found[rate], p)

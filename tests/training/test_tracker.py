@@ -189,6 +189,7 @@ def test_resume_keeps_the_id_and_goes_on_at_its_step(clean_wandb, tmp_path):
 
 def row(protocol: str, length: int, ppl: float | None, supported: bool = True, **other) -> dict:
     values = {"ppl": ppl, "loss": 1.5 if supported else None, "bpb": 0.5 if supported else None}
+    values["word_ppl"] = None
     place = {"protocol": protocol, "context_length": length, "stride": None, "window": None}
     return {**place, "bin": None, "supported": supported, **values, **other}
 
