@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -35,11 +36,13 @@ if TYPE_CHECKING:
 
 
 def train(config: TrainConfig, given: list[str], world: World) -> None:
-    with Stop(world) as stop:
-        train_until(stop, config, given, world)
+    with Stop(world) as stop, ExitStack() as held:
+        train_until(stop, held, config, given, world)
 
 
-def train_until(stop: Stop, config: TrainConfig, given: list[str], world: World) -> None:
+def train_until(
+    stop: Stop, held: ExitStack, config: TrainConfig, given: list[str], world: World
+) -> None:
     import torch
 
     from data.corpora import CORPORA
@@ -49,7 +52,7 @@ def train_until(stop: Stop, config: TrainConfig, given: list[str], world: World)
     from training import resume, run
     from training.guard import Guard
     from training.journal import Journal
-    from training.metrics import MetricsFile, NoMetrics
+    from training.metrics import open_metrics
     from training.optim import build_optimizer
     from training.precision import Precision
     from training.progress import show
@@ -114,16 +117,13 @@ def train_until(stop: Stop, config: TrainConfig, given: list[str], world: World)
     model.reset(config.seed)
     model = model.to(device)
     optimizer, scaler = build_optimizer(model, config.optim), precision.scaler()
-    state = resume.start(opened, model, optimizer, scaler, precision, text, tokenizer, world)
-
+    state = resume.start(opened, model, optimizer, scaler, precision, text, tokenizer, world, held)
     whole = world.wrap(model)
 
     # Go
     with (
         tracker,
-        MetricsFile(folder / "metrics.jsonl", state.attempt)
-        if world.main
-        else NoMetrics() as metrics,
+        open_metrics(folder, state.attempt, world.main) as metrics,
         show("step", settings.steps, state.step) as progress,
     ):
         tracker.start(
@@ -136,12 +136,8 @@ def train_until(stop: Stop, config: TrainConfig, given: list[str], world: World)
         )
         state.tracker_id, state.attempt, told = tracker.run_id, metrics.attempt, len(tracker.notes)
         sizes = run.describe(folder, config, model, text)
-        for line in [
-            *sizes,
-            f"on {device}{world} in {precision.name}",
-            *opened.notes,
-            *tracker.notes,
-        ]:
+        where = f"on {device}{world} in {precision.name}"
+        for line in [*sizes, where, *opened.notes, *tracker.notes]:
             progress.say(line)
         with stop.deferred():
             Loop(

@@ -90,6 +90,11 @@ class MetricsFile(NoMetrics):
             self._file.close()
 
 
+def open_metrics(folder: Path, after: int, main: bool) -> NoMetrics:
+    """Of a run in `folder`, for one process to write."""
+    return MetricsFile(folder / "metrics.jsonl", after) if main else NoMetrics()
+
+
 def read_metrics(path: Path) -> list[Record]:
     """One record a step, by step; of each value the one from the newest attempt. [] without a file.
 

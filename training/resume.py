@@ -9,7 +9,7 @@ only compared: the checkpoint holds the configuration that it was saved with.
 import dataclasses
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,8 +143,13 @@ def start(
     text: TokenSplit,
     tokenizer: Tokenizer,
     world: World,
+    held: ExitStack,
 ) -> checkpoint.State:
-    """Everything as it was when the checkpoint was saved, or a new run's beginning and its folder."""
+    """Everything as it was when the checkpoint was saved, or a new run's beginning and its folder.
+
+    The run is this command's alone until `held` ends.
+    """
+    world.share(lambda: run.lock(opened.folder, held))
     if opened.path is None:
         if opened.origin:
             run.start_from(opened.origin, model, tokenizer)

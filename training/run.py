@@ -7,11 +7,13 @@ exclusive, so that two commands started in the same second never share one.
 import dataclasses
 import re
 import warnings
+from contextlib import ExitStack
 from glob import glob
 from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -47,6 +49,15 @@ def create(folder: Path, config: TrainConfig, tokenizer: Tokenizer) -> None:
         tokenizer.save(folder / "tokenizer.json")
         flush(folder / "tokenizer.json")
     mark_latest(folder)
+
+
+def lock(folder: Path, held: ExitStack) -> None:
+    """Nobody else trains the run in `folder` until `held` ends, or this process, however it does."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held.enter_context(FileLock(folder / ".lock", timeout=0))
+    except Timeout:
+        raise UserError(f"{folder} is being trained by another process right now") from None
 
 
 def rewrite(folder: Path, config: TrainConfig) -> None:

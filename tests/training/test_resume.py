@@ -2,11 +2,13 @@
 
 import os
 import resource
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 from conftest import SMALL, command
+from filelock import FileLock
 
 import train as train_module
 from tests.runs import records, same_bits, same_metrics, train
@@ -159,3 +161,14 @@ def test_a_full_disk_ends_in_one_line_and_the_run_goes_on(tmp_path, monkeypatch,
     monkeypatch.setattr(Saver, "save", whole)
     assert command("train", "resume=outputs/b") == 0
     same_bits(tmp_path / "outputs/a", b)
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(smoke, tmp_path, monkeypatch, capfd):
+    folder = shutil.copytree(smoke("rope"), tmp_path / "outputs/rope/run")
+    monkeypatch.chdir(tmp_path)
+    before = (folder / "metrics.jsonl").read_bytes()
+    with FileLock(folder / ".lock"):
+        assert command("train", f"resume={folder}", "train.steps=30") == 1
+    assert f"{folder} is being trained by another process" in capfd.readouterr().err
+    assert (folder / "metrics.jsonl").read_bytes() == before
+    assert command("train", f"resume={folder}", "train.steps=30") == 0
