@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from errors import UserError
+
 if TYPE_CHECKING:
     import datasets
 
@@ -52,6 +54,10 @@ class Corpus:
 
     document_mask: bool
     cache_dir: str
+
+    def __post_init__(self) -> None:
+        if not self.cache_dir:
+            raise UserError("data.cache_dir is empty: name a folder for tokenizers and tokens")
 
     def documents(self, split: str) -> Iterator[dict[str, str]]:
         """Each document of the split, as {"text", "name"}."""

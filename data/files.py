@@ -116,6 +116,7 @@ class Files(Corpus):
     split_seed: int
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.train:
             raise UserError("data.train names no file: data=files 'data.train=[corpus/*.txt]'")
         if not 0 < self.held_out < 0.5:
