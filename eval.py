@@ -137,7 +137,9 @@ def make_plans(config: EvalConfig, trained_context: int, split: TokenSplit) -> l
         lengths = [n for n in lengths if n >= min(settings.block, trained_context)]
     lengths = sorted(set(lengths))
     if not lengths or not 1 <= lengths[0] <= lengths[-1] <= LONGEST:
-        raise UserError(f"lengths={lengths}: name some context lengths, each from 1 to {LONGEST}")
+        raise UserError(
+            f"lengths={lengths} (or eval.multiples of the trained context): name some, from 1 to {LONGEST}"
+        )
     for key in ("targets", "block", "tokens_per_batch"):
         within(f"eval.{key}", getattr(settings, key), 1, LONGEST)
     if settings.stride is not None:

@@ -116,6 +116,8 @@ def opened(argument: str, schema: type) -> str:
 
 def check_option(group: str, value: str) -> None:
     """UserError where a plain word, or one of several to sweep over, is no option of the group."""
+    if value.startswith("["):
+        raise UserError(f"{group}={value} is a list: name one option")
     options = {path.stem for path in (CONFIGS / group.lstrip("+")).glob("*.yaml")}
     for option in value.split(",") if re.fullmatch(r"[\w.,-]*", value) else []:
         if option not in options:
@@ -219,7 +221,7 @@ def reason(error: Exception) -> str | None:
 def spoken(error: BaseException) -> str:
     """What a library says, as one line, without its advice and its search paths."""
     text = str(error).strip() or str(error.__cause__ or type(error).__name__)
-    text = re.split(r"\n\s*(?:See https|Config search path|full_key:|object_type=)", text)[0]
+    text = re.split(r"\n\s*(?:See https|Config search path|full_key:|object_type=)|, possible inter", text)[0]
     return plain(text.replace("'++", "'"))
 
 

@@ -122,6 +122,8 @@ class EvalConfig:
     def __post_init__(self) -> None:
         if not self.run:
             raise UserError("run is empty: name a run folder, or latest")
+        if not self.protocols:
+            raise UserError("protocols is empty: name some, for example [same_tokens]")
 
 
 @dataclass
