@@ -172,7 +172,9 @@ def refuse_odd(key: str, value: Any) -> None:
         raise UserError(f"{key}={value} must be a finite number")
     if isinstance(value, int) and abs(value) >= 2**63:
         raise UserError(f"{key} is too large a number")
-    if isinstance(value, str) and ("\0" in value or value != value.encode("utf-8", "ignore").decode()):
+    if isinstance(value, str) and (
+        "\0" in value or value != value.encode("utf-8", "ignore").decode()
+    ):
         raise UserError(f"{key}={value!r} must be text in UTF-8, without NUL")
 
 
@@ -207,7 +209,9 @@ def reason(error: Exception) -> str | None:
         return plain(str(error))
     if isinstance(error, OverrideParseException):
         override = error.override.removeprefix("++")
-        return plain(f"{override}: not readable as key=value ({spoken(error)}); some values need quotes: 'key=\"...\"'")
+        return plain(
+            f"{override}: not readable as key=value ({spoken(error)}); some values need quotes: 'key=\"...\"'"
+        )
     if isinstance(error, HydraException):
         return spoken(error)
     if isinstance(error, OSError) and error.errno in REFUSALS:
@@ -221,7 +225,9 @@ def reason(error: Exception) -> str | None:
 def spoken(error: BaseException) -> str:
     """What a library says, as one line, without its advice and its search paths."""
     text = str(error).strip() or str(error.__cause__ or type(error).__name__)
-    text = re.split(r"\n\s*(?:See https|Config search path|full_key:|object_type=)|, possible inter", text)[0]
+    text = re.split(
+        r"\n\s*(?:See https|Config search path|full_key:|object_type=)|, possible inter", text
+    )[0]
     return plain(text.replace("'++", "'"))
 
 

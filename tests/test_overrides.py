@@ -7,12 +7,14 @@ is attacked without anybody writing a test for it. The same cases come every tim
 more: pytest tests/test_overrides.py --hypothesis-profile=hunt -s
 """
 
+import re
 from pathlib import Path
 
 import pytest
 from conftest import command
 from hypothesis import HealthCheck, Phase, given, settings
-from malformed import malformed, malformed_elsewhere
+from malformed import malformed
+from malformed_elsewhere import malformed_elsewhere
 from well_formed import well_formed
 
 HUNT = settings.get_current_profile_name() == "hunt"
@@ -49,7 +51,35 @@ def refused(name: str, arguments: list[str], word: str, capfd) -> None:
     assert sorted(Path().rglob("*")) == before, arguments
 
 
-FOUND: list[tuple[list[str], str]] = []
+FOUND: list[
+    tuple[list[str], str]
+] = [  # each once a traceback, an abort, a hang, or taken in silence
+    (["model=3"], "model=3"),
+    (["experiment=null"], "experiment=null"),
+    (["position=[]"], "position=[]"),
+    (["position=${nope}"], "position=${nope}"),
+    (["hydra=3"], "hydra=3"),
+    (["hydra.run.dir=/dev/null/x"], "hydra.run.dir"),
+    (["compile=3"], "compile=3"),
+    (["init_from="], "init_from="),
+    ([f"resume={'x' * 5000}"], "resume="),
+    (["device=meta"], "device=meta"),
+    (["data.cache_dir="], "data.cache_dir"),
+    ([f"model.n_layers={10**9}"], "model.n_layers"),
+    (["model.d_model=131073", "model.n_heads=1"], "model.d_model"),
+    ([f"tokenizer.vocab_size={2**40}"], "tokenizer.vocab_size"),
+    (["position=alibi", "position.exponent=1e308"], "position.exponent"),
+    (["position=rope_yarn", "position.alpha=1e-320"], "position.alpha"),
+    (["position=rope_by_parts", "position.beta=1e308"], "position.beta"),
+    (["position=fox", "position.bias=1e300"], "position.bias"),
+    (["position=xpos", "position.scale_base=1e-308"], "position.scale_base"),
+    (["position=learned", f"position.rows={2**62}"], "position.rows"),
+    (["position=sandwich", f"position.width={2**40}"], "position.width"),
+    (["tracker=wandb", f"tracker.tags=[{'x' * 65}]"], "tracker.tags"),
+    (["tracker=wandb", f"tracker.project={'x' * 129}"], "tracker.project"),
+    (["optim.lr=nan"], "optim.lr"),
+    (["position.base=inf"], "position.base"),
+]
 SMALLEST = ["experiment=smoke", "tracker=none", "train.steps=1"]
 
 
@@ -80,7 +110,7 @@ def test_malformed_evaluation_is_refused_by_name(smoke, tmp_path, monkeypatch, c
     (tmp_path / "run").symlink_to(folder)
     monkeypatch.chdir(tmp_path)
 
-    @many(60)
+    @many(40)
     @given(malformed_elsewhere())
     def attack(case):
         name, overrides, word = case
@@ -117,3 +147,23 @@ def test_well_formed_commands_train(corpus, tmp_path, monkeypatch, capfd):
     runs = list(Path("outputs").glob("*/*/checkpoints/last"))
     assert len(runs) >= 20
     assert {path.name for path in Path().iterdir()} == {"outputs"}
+
+
+def test_names_that_a_run_leaves_can_be_pasted_back(smoke, corpus, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = [*SMALLEST, "data=files", *corpus, "tokenizer=bytes"]
+    assert command("train", *arguments) == 0
+    names = [str(path) for path in Path().rglob("*")]
+    assert names and all(re.fullmatch(r"[A-Za-z0-9._/-]+", name) for name in names), names
+    (folder,) = Path("outputs").glob("*/*")
+    assert command("train", f"resume={folder}", "train.steps=2") == 0
+
+
+@pytest.mark.parametrize("name", ["data dir/ü=1,(2)", "a[b]", "数据", "it's", "~x"])
+def test_a_run_may_lie_in_a_folder_of_any_name(name, smoke, tmp_path, monkeypatch, capfd):
+    place = tmp_path / name
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to(smoke("rope"))
+    monkeypatch.chdir(tmp_path)
+    assert command("generate", f'run="{name}"', "prompt=shin", "tokens=3") == 0
+    assert capfd.readouterr().out.startswith("shin")

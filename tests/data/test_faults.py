@@ -17,7 +17,13 @@ from data.tokenizer import EOS, Tokenizer
 from training import run
 
 WORDS = "to be or not to be that is the question " * 9
-BASE = ["experiment=smoke", "tracker=none", "train.steps=1", "train.eval_tokens=32", "tokenizer=bytes"]
+BASE = [
+    "experiment=smoke",
+    "tracker=none",
+    "train.steps=1",
+    "train.eval_tokens=32",
+    "tokenizer=bytes",
+]
 FILES = ["data=files", "data.validation=[held.txt]", "data.test=[]", "data.cache_dir=cache"]
 
 
@@ -127,11 +133,16 @@ def test_a_full_disk_is_one_line(monkeypatch, capfd):
     refused("No space left on device", capfd)
 
 
+def validation_losses(folder: str) -> list[float]:
+    lines = Path(folder, "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["val/loss"] for line in lines]
+
+
 def test_damage_while_no_command_runs_changes_no_number(capfd):
     """One bit of the tokens: the same training as before, bit for bit."""
     Path("a.txt").write_text(WORDS)
     assert train("data.train=[a.txt]") == 0
-    losses = [json.loads(line)["val/loss"] for line in Path("run/metrics.jsonl").open()]
+    losses = validation_losses("run")
     for pattern in ("train-*/tokens.bin", "validation-*/tokens.bin"):
         for n, file in enumerate(Path("cache").glob(pattern)):
             content = bytearray(file.read_bytes())
@@ -139,5 +150,4 @@ def test_damage_while_no_command_runs_changes_no_number(capfd):
             file.write_bytes(content)
             name = f"again-{file.parent.name[:5]}-{n}"
             assert train("data.train=[a.txt]", f"hydra.run.dir={name}") == 0
-            again = [json.loads(line)["val/loss"] for line in Path(name, "metrics.jsonl").open()]
-            assert again == losses
+            assert validation_losses(name) == losses
