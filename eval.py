@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.check import build
+from configs.check import LONGEST, build, within
 from configs.cli import command
 from configs.schema import EvalConfig
 from errors import UserError
@@ -159,10 +159,14 @@ def make_plans(config: EvalConfig, trained_context: int, split: TokenSplit) -> l
         lengths = [round(m * trained_context) for m in settings.multiples]
         lengths = [n for n in lengths if n >= min(settings.block, trained_context)]
     lengths = sorted(set(lengths))
-    if not lengths or lengths[0] < 1:
-        raise UserError(f"lengths={lengths}: name some context lengths, each at least 1")
-    if settings.tokens_per_batch < 1:
-        raise UserError(f"eval.tokens_per_batch={settings.tokens_per_batch} must be at least 1")
+    if not lengths or not 1 <= lengths[0] <= lengths[-1] <= LONGEST:
+        raise UserError(
+            f"lengths={lengths} (or eval.multiples of the trained context): name some, from 1 to {LONGEST}"
+        )
+    for key in ("targets", "block", "tokens_per_batch"):
+        within(f"eval.{key}", getattr(settings, key), 1, LONGEST)
+    if settings.stride is not None:
+        within("eval.stride", settings.stride, 1, LONGEST)
     windows = attention_windows(config.windows, trained_context)
     plans = [
         plan(

@@ -10,6 +10,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+from configs.check import LONGEST, within
 from configs.cli import alone, command
 from configs.schema import GenerateConfig
 from errors import UserError
@@ -64,10 +65,10 @@ def generate(config: GenerateConfig, given: list[str]) -> None:
 
 
 def check(config: GenerateConfig) -> None:
-    if config.tokens < 0:
-        raise UserError(f"tokens={config.tokens} must be 0 or more")
-    if config.temperature < 0:
-        raise UserError(f"temperature={config.temperature} must be 0 or more")
+    within("tokens", config.tokens, 0, LONGEST)
+    within("seed", config.seed, 0, 2**63 - 1)
+    if config.temperature:  # 0: no drawing
+        within("temperature", config.temperature, 1e-3, 1e3)
     if config.top_k is not None and config.top_k < 1:
         raise UserError(f"top_k={config.top_k} must be at least 1, or null")
 

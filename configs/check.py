@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 from errors import UserError
 
 T = TypeVar("T")
+LONGEST = 2**31  # tokens: no text, range of positions or stretch of one is longer
 
 
 def build(
@@ -47,6 +48,12 @@ def check(
         if key not in keywords:
             raise UserError(f"{group}.{key} is missing: {name} needs it")
     return {key: fit(f"{group}.{key}", value, parameters[key]) for key, value in keywords.items()}
+
+
+def within(key: str, value: float, low: float, high: float) -> None:
+    """UserError unless low <= value <= high. `high` is where a number stops being meant or breaks a number format."""
+    if not low <= value <= high:
+        raise UserError(f"{key}={value} must be from {low} to {high}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -1,27 +1,31 @@
-"""From a command line to a checked configuration object: the only file that knows Hydra.
+"""From a command line to a checked configuration object: with refusals.py the only place that knows Hydra.
 
-Hydra composes YAML files and overrides; here the result is held against the dataclasses of configs/schema.py
-once more, since Hydra accepts unknown keys after a `+`. A UserError, at any depth of the program, becomes one
-line and exit code 1.
+Hydra composes YAML files and overrides into plain values; here they are held against the dataclasses of
+configs/schema.py, so that a wrong key or value has one wording whoever finds it. Unusual: Hydra is told to let its
+exceptions out, because whatever fails before a command has started is a mistake on the command line. That, a
+UserError at any depth of the program and a refusal of the machine (no space, no permission, no memory) become one
+line and exit code 1, and a command that was refused leaves no folder behind.
 """
 
 import dataclasses
+import math
 import os
+import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from configs.check import nearest
+from configs.check import fit, nearest
+from configs.refusals import given_keys, naming, reason, spoken
 from configs.schema import TrainConfig
 from errors import UserError
 from training.distributed import World
@@ -30,8 +34,8 @@ from training.ranks import launched
 CONFIGS = Path(__file__).parent
 
 
-class OneLine(CompactHydraException):
-    """How a job of a sweep fails: Hydra runs the others, then prints this without a traceback and exits with 1."""
+class Refused(Exception):
+    """A job of a sweep that has said why it failed: Hydra runs the others, then the command exits with 1."""
 
 
 Run = Callable[[Any, list[str], World], None]
@@ -43,45 +47,55 @@ def command(name: str, schema: type, run: Run) -> Callable[[], None]:
     run gets the configuration as an instance of `schema`, the dotted keys that the command line gave, and the
     processes that run it.
     """
-    ConfigStore.instance().store(name=f"{name}_schema", node=schema)
     OmegaConf.register_new_resolver("free", free_folder, use_cache=True, replace=True)
 
     def main() -> None:
         warnings.formatwarning = one_line
-        world = World()
-        try:
-            world = launched()
-            sys.argv[1:] = [opened(argument, schema) for argument in sys.argv[1:]]
-        except UserError as error:
-            world.failed(f"error: {error}")
-            sys.exit(1)
-        world.start()
-        if not world.main:  # rank 0 makes the run folder
-            sys.argv += ["hydra.run.dir=.", "hydra.sweep.subdir=."]
+        started, world = False, World()
 
         @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)
         def job(config) -> None:
+            nonlocal started
             world.begin()
             try:
-                run(typed(config, schema), given_keys(HydraConfig.get().overrides.task), world)
-            except UserError as error:
-                world.failed(f"error: {error}")
+                settings = typed(config, schema)
+                started = True
+                run(settings, given_keys(HydraConfig.get().overrides.task), world)
+            except Exception as error:
+                drop_empty(Path(HydraConfig.get().runtime.output_dir))
+                line = reason(error)
+                if line is None:
+                    world.crashed()
+                    raise
+                world.failed(f"error: {line}")
                 if HydraConfig.get().mode is RunMode.RUN:
                     sys.exit(1)
                 world.regroup()
-                raise OneLine(str(error)) from None  # the sweep's other jobs go on
-            except Exception:
-                world.crashed()
-                raise
+                raise Refused from None  # the sweep's other jobs go on
 
         try:
-            job()
+            world = launched()
+            sys.argv[1:] = [opened(argument, schema) for argument in sys.argv[1:]]
+            world.start()
+            if not world.main:  # rank 0 makes the run folder
+                sys.argv += ["hydra.run.dir=.", "hydra.sweep.subdir=."]
+            with let_out():
+                job()
         except KeyboardInterrupt:  # where nothing has to be saved first
             world.leave()
             sys.exit(130)
         except SystemExit:
             world.leave()
             raise
+        except Refused:
+            sys.exit(1)
+        except Exception as error:
+            line = reason(error)
+            if line is None and started:
+                raise
+            world.failed(f"error: {naming(sys.argv[1:], line or spoken(error))}")
+            world.leave()
+            sys.exit(1)
         world.close()
 
     return main
@@ -103,14 +117,28 @@ def alone(run: Callable[[Any, list[str]], None]) -> Run:
     return checked
 
 
+@contextmanager
+def let_out() -> Iterator[None]:
+    """Hydra shows no exception itself while we are inside: it raises them."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["HYDRA_FULL_ERROR"]
+        os.environ |= {} if before is None else {"HYDRA_FULL_ERROR": before}
+
+
 def opened(argument: str, schema: type) -> str:
-    """An override as Hydra shall read it: any key may be set, since `refuse_unknown` and the groups' own checks say
+    """An override as Hydra shall read it: any key may be set, since `made` and the groups' own checks say
     what a wrong one should have been, and since a trained scheme's keys are known to its run folder alone.
 
     A key that shapes the trained model is refused by name where `schema` is not the training's.
     """
-    key, equals, _ = argument.partition("=")
+    key, equals, value = argument.partition("=")
     root = key.lstrip("+~").split(".")[0]
+    if equals and root == "hydra" and not value:
+        raise UserError(f"{key}= is empty: give a value, or leave it out")
     if not equals or not root.isidentifier() or root == "hydra":
         return argument
     theirs = {f.name for f in dataclasses.fields(TrainConfig)}
@@ -118,34 +146,70 @@ def opened(argument: str, schema: type) -> str:
         raise UserError(
             f"{key} belongs to the trained run and cannot be changed here: leave it out"
         )
-    chosen = key in {folder.name for folder in CONFIGS.iterdir() if folder.is_dir()}  # group=option
-    return argument if chosen or key[0] in "+~" else f"++{argument}"
+    if key.lstrip("+") in {folder.name for folder in CONFIGS.iterdir() if folder.is_dir()}:
+        check_option(key, value)
+        return argument
+    return argument if key[0] in "+~" else f"++{argument}"
 
 
-def given_keys(overrides: list[str]) -> list[str]:
-    return [override.partition("=")[0].lstrip("+~") for override in overrides]
+def check_option(group: str, value: str) -> None:
+    """UserError where a plain word, or one of several to sweep over, is no option of the group."""
+    if value.startswith("["):
+        raise UserError(f"{group}={value} is a list: name one option")
+    options = {path.stem for path in (CONFIGS / group.lstrip("+")).glob("*.yaml")}
+    for option in value.split(",") if re.fullmatch(r"[\w.,-]*", value) else []:
+        if option not in options:
+            raise UserError(f"{group}={option} is unknown{nearest(option, options)}")
 
 
 def typed(config: Any, schema: type) -> Any:
     """The composed configuration as an instance of `schema`; UserError names an unknown key or a wrong type."""
     try:
         values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-        assert isinstance(values, dict)
-        refuse_unknown(values, schema, "")
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))
     except OmegaConfBaseException as error:
-        reason = str(error.msg or error).splitlines()[0]
-        raise UserError(f"{error.full_key}: {reason}" if error.full_key else reason) from None
-
-
-def refuse_unknown(values: dict, schema: type, prefix: str) -> None:
-    fields = {f.name: f.type for f in dataclasses.fields(schema)}
+        told = spoken(error)
+        raise UserError(f"{error.full_key}: {told}" if error.full_key else told) from None
+    except RecursionError:
+        raise UserError("an interpolation ${...} leads back to itself") from None
+    assert isinstance(values, dict)
     for key, value in values.items():
+        refuse_odd(str(key), value)
+    return made(schema, values, "")
+
+
+def made(schema: type, values: Any, prefix: str) -> Any:
+    """An instance of the dataclass from a mapping that has exactly its keys, each value of the field's type."""
+    fields = {f.name: f for f in dataclasses.fields(schema)}
+    if not isinstance(values, Mapping):
+        raise UserError(f"{prefix[:-1]}={values} must be a group of {', '.join(fields)}")
+    for key in values:
         if key not in fields:
             raise UserError(f"{prefix}{key} is no known key{nearest(str(key), fields)}")
-        kind = fields[key]
-        if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
-            refuse_unknown(value, kind, f"{prefix}{key}.")
+    arguments = {}
+    for key, field in fields.items():
+        if key in values and dataclasses.is_dataclass(field.type):
+            arguments[key] = made(field.type, values[key], f"{prefix}{key}.")  # type: ignore[arg-type]
+        elif key in values:
+            arguments[key] = fit(f"{prefix}{key}", values[key], field.type)
+        elif field.default_factory is dataclasses.MISSING:
+            raise UserError(f"{prefix}{key} is missing")
+    return schema(**arguments)
+
+
+def refuse_odd(key: str, value: Any) -> None:
+    """UserError for what no setting can be: a number that is none or overflows, a text that no file can hold."""
+    if isinstance(value, Mapping | list):
+        parts = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for name, part in parts:
+            refuse_odd(f"{key}.{name}", part)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{key}={value} must be a finite number")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise UserError(f"{key} is too large a number")
+    if isinstance(value, str) and (
+        "\0" in value or value != value.encode("utf-8", "ignore").decode()
+    ):
+        raise UserError(f"{key}={value!r} must be text in UTF-8, without NUL")
 
 
 def free_folder(path: str) -> str:
@@ -155,3 +219,12 @@ def free_folder(path: str) -> str:
         n += 1
         candidate = f"{path}_{n}"
     return candidate
+
+
+def drop_empty(folder: Path) -> None:
+    """Remove what Hydra made for a job that never began: empty folders, up to where we are."""
+    with suppress(OSError, ValueError):
+        folder.relative_to(Path.cwd())
+        while folder != Path.cwd():
+            folder.rmdir()
+            folder = folder.parent

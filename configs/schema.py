@@ -9,6 +9,7 @@ answers at once.
 from dataclasses import dataclass, field
 from typing import Any
 
+from configs.check import LONGEST, within
 from errors import UserError
 
 
@@ -55,6 +56,7 @@ class TrainSettings:
         for key in ("eval_every", "save_every"):
             if getattr(self, key) < 0:
                 raise UserError(f"train.{key}={getattr(self, key)} must be 0 (never) or more")
+        within("train.batch_size", self.batch_size, 1, 2**20)
         if self.batch_size % self.accumulate:
             raise UserError(
                 f"train.accumulate={self.accumulate} must divide train.batch_size={self.batch_size}"
@@ -82,11 +84,16 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**31:
             raise UserError(f"seed={self.seed} must be from 0 to 2147483647")
+        for key in ("resume", "init_from"):
+            if getattr(self, key) == "":
+                raise UserError(f"{key}= is empty: name a run folder, or null")
+        within("context_length", self.context_length, 1, LONGEST)
         reach = self.train.position_range
         if reach is not None and reach < self.context_length:
             raise UserError(
                 f"train.position_range={reach} must be at least context_length={self.context_length}"
             )
+        within("train.position_range", reach or 1, 1, LONGEST)
 
 
 @dataclass
@@ -101,7 +108,7 @@ class EvalSettings:
 
 @dataclass
 class EvalConfig:
-    run: Any  # a path, a glob, or a list of them
+    run: str | list[str]  # paths or globs
     checkpoint: str
     split: str
     lengths: list[int] | None
@@ -112,6 +119,12 @@ class EvalConfig:
     eval: EvalSettings
     position: dict[str, Any] = field(default_factory=dict)  # empty: as trained
     tracker: dict[str, Any] = field(default_factory=dict)  # empty: the run's
+
+    def __post_init__(self) -> None:
+        if not self.run:
+            raise UserError("run is empty: name a run folder, or latest")
+        if not self.protocols:
+            raise UserError("protocols is empty: name some, for example [same_tokens]")
 
 
 @dataclass

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from data.cache import cached
+from errors import UserError
+
 if TYPE_CHECKING:
     import datasets
 
@@ -54,6 +57,10 @@ class Corpus:
     cache_dir: str
     words: ClassVar[bool] = False  # whether blanks part what its literature counts as words
 
+    def __post_init__(self) -> None:
+        if not self.cache_dir:
+            raise UserError("data.cache_dir is empty: name a folder for tokenizers and tokens")
+
     def documents(self, split: str) -> Iterator[dict[str, str]]:
         """Each document of the split, as {"text", "name"}."""
         raise NotImplementedError
@@ -70,21 +77,27 @@ class Corpus:
     def load(self, split: str) -> "datasets.Dataset":
         """One row a document, columns "text" and "name".
 
-        Its Arrow file lies in `<cache_dir>/datasets`. That folder only saves reading the source
-        again and may be deleted at any time.
+        Its folder in `cache_dir` only saves reading the source again and may be deleted at any time.
         """
         import datasets
         from datasets.exceptions import DatasetGenerationError
 
         columns = {"text": datasets.Value("large_string"), "name": datasets.Value("string")}
-        folder = Path(self.cache_dir, "datasets", self.fingerprint(split)[:16])
-        try:
-            with quiet():
-                return datasets.Dataset.from_generator(
-                    self.documents,
-                    features=datasets.Features(columns),
-                    cache_dir=str(folder),
-                    gen_kwargs={"split": split},
-                )
-        except DatasetGenerationError as error:  # wraps what a generator raises
-            raise error.__cause__ or error from None
+
+        def build(folder: Path) -> None:
+            try:
+                with quiet():
+                    datasets.Dataset.from_generator(
+                        self.documents,
+                        features=datasets.Features(columns),
+                        cache_dir=str(folder),
+                        gen_kwargs={"split": split},
+                    )
+            except DatasetGenerationError as error:  # wraps what a generator raises
+                raise error.__cause__ or error from None
+
+        def opened(folder: Path) -> "datasets.Dataset":
+            parts = [datasets.Dataset.from_file(str(p)) for p in sorted(folder.rglob("*.arrow"))]
+            return datasets.concatenate_datasets(parts)
+
+        return cached(self.cache_dir, f"text-{self.fingerprint(split)[:16]}", build, opened)

@@ -60,7 +60,7 @@ def read_jsonl(file: str, field: str) -> Iterator[tuple[str, str]]:
 def text_of(line: str, name: str, field: str) -> str:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter of brackets without end
         raise UserError(f"{name}: not JSON: {error}") from None
     if not isinstance(row, dict):
         raise UserError(f"{name}: a row must be an object with the field data.text_field={field}")
@@ -116,6 +116,7 @@ class Files(Corpus):
     split_seed: int
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.train:
             raise UserError("data.train names no file: data=files 'data.train=[corpus/*.txt]'")
         if not 0 < self.held_out < 0.5:

@@ -1,35 +1,28 @@
 """From text to tokens, once: a tokenizer and a flat token file a split, in `data.cache_dir`.
 
-A folder there is named by a hash of all that its content depends on. It is filled under another
-name, written through to the disk and then renamed, so that a folder that exists is whole; what a
-killed process left behind is thrown away. A file that hasn't the length it was written with is made
-again. Processes that want the same folder at once wait for the first.
+A folder there (data/cache.py) is named by a hash of all that its content depends on: the text, the
+code that reads it, the tokenizer, the format.
 """
 
 import hashlib
 import json
-import shutil
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import filelock
 import numpy as np
 import tokenizers
 
+from data.cache import cached
 from data.corpus import SPLITS, Corpus, digest, quiet
 from data.tokenizer import BPE, Bytes, Tokenizer
 from errors import UserError
-from storage import flush
 
 if TYPE_CHECKING:
     import datasets
 
-T = TypeVar("T")
 FORMAT = 1  # of the files, and of how text becomes tokens: raise it when either changes
 AT_ONCE = 64  # documents
-NOT_WHOLE = (OSError, ValueError, KeyError, UserError)
 
 
 @dataclass(frozen=True, repr=False)
@@ -145,47 +138,5 @@ def read(folder: Path, tokenizer: Tokenizer) -> TokenSplit:
     meta = json.loads((folder / "meta.json").read_text())
     names = json.loads((folder / "names.json").read_text())
     offsets = np.load(folder / "offsets.npy")
-    size = (folder / "tokens.bin").stat().st_size
-    if len(offsets) != len(names) + 1 or size != meta["tokens"] * tokenizer.dtype.itemsize:
-        raise ValueError("not as it was written")
     tokens = np.memmap(folder / "tokens.bin", tokenizer.dtype, "r")
     return TokenSplit(tokens, offsets, names, tokenizer.token_bytes, meta["hash"], meta["empty"])
-
-
-def cached(
-    cache_dir: str, name: str, build: Callable[[Path], None], opened: Callable[[Path], T]
-) -> T:
-    """`opened` of the folder, which `build` fills if it isn't there or isn't whole."""
-    folder = Path(cache_dir, name)
-    try:
-        return opened(folder)
-    except NOT_WHOLE:
-        pass
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(f"{folder}.lock").acquire()
-    except OSError as error:
-        raise UserError(f"data.cache_dir={cache_dir}: can't write there: {error}") from None
-    with lock:
-        try:
-            return opened(folder)  # another process made it meanwhile
-        except NOT_WHOLE:
-            pass
-        fill(folder, build)
-        return opened(folder)
-
-
-def fill(folder: Path, build: Callable[[Path], None]) -> None:
-    """The folder appears when all of it is on the disk; the caller holds its lock."""
-    partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # a killed process's
-    partial.mkdir()
-    try:
-        build(partial)
-        for path in (*partial.iterdir(), partial):
-            flush(path)
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
-        flush(folder.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

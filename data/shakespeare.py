@@ -49,6 +49,7 @@ class Shakespeare(Corpus):
     test: list[str]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         known = plays()
         for key, names in (("data.validation", self.validation), ("data.test", self.test)):
             if not names:

@@ -18,6 +18,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from configs.check import within
 from errors import UserError
 
 EOS = "<|endoftext|>"
@@ -132,6 +133,7 @@ class BPE:
     def __post_init__(self) -> None:
         if self.vocab_size < 257:
             raise UserError(f"tokenizer.vocab_size={self.vocab_size}: 256 bytes and EOS are 257")
+        within("tokenizer.vocab_size", self.vocab_size, 257, 2**20)  # room is made for so many
         if self.sample_bytes is not None and self.sample_bytes < 1:
             raise UserError(f"tokenizer.sample_bytes={self.sample_bytes}: null, or more than 0")
 

@@ -87,6 +87,7 @@ class WikiText(Corpus):
     text_field: str
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self._folder() and not re.fullmatch("[0-9a-f]{40}", self.revision):
             raise UserError(
                 f"data.revision={self.revision}: give a whole commit (40 hexadecimal digits), so "

@@ -8,7 +8,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from configs.check import within
 from errors import UserError
+
+# Of a shape: far more than anybody builds, far less than takes for ever to refuse
+MOST = {"d_model": 2**17, "n_layers": 2**12, "n_heads": 2**17, "n_kv_heads": 2**17, "d_ff": 2**20}
 
 
 @dataclass(frozen=True)
@@ -30,9 +34,8 @@ class ModelConfig:
         for key in ("vocab_size", "context_length"):
             if getattr(self, key) < 1:
                 raise UserError(f"{key}={getattr(self, key)} must be at least 1")
-        for key in ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_ff"):
-            if getattr(self, key) < 1:
-                raise UserError(f"model.{key}={getattr(self, key)} must be at least 1")
+        for key, most in MOST.items():
+            within(f"model.{key}", getattr(self, key), 1, most)
         if self.d_model % self.n_heads:
             raise UserError(
                 f"model.n_heads={self.n_heads} must divide model.d_model={self.d_model}"
@@ -41,8 +44,7 @@ class ModelConfig:
             raise UserError(
                 f"model.n_kv_heads={self.n_kv_heads} must divide model.n_heads={self.n_heads}"
             )
-        if self.norm_eps <= 0:
-            raise UserError(f"model.norm_eps={self.norm_eps} must be above 0")
+        within("model.norm_eps", self.norm_eps, 1e-30, 1)
         self.check_softmax_scale()
 
     def check_softmax_scale(self) -> None:
@@ -52,8 +54,8 @@ class ModelConfig:
                 raise UserError(f"model.softmax_scale={scale} must be a number, log or null")
             if self.context_length < 2:
                 raise UserError("model.softmax_scale=log needs a context_length of at least 2")
-        elif scale is not None and scale <= 0:
-            raise UserError(f"model.softmax_scale={scale} must be above 0")
+        elif scale is not None:
+            within("model.softmax_scale", scale, 1e-30, 1e6)
 
     @property
     def d_head(self) -> int:

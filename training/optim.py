@@ -9,6 +9,7 @@ import math
 import torch
 from torch import nn
 
+from configs.check import within
 from configs.schema import OptimSettings
 from errors import UserError
 
@@ -26,6 +27,7 @@ def build_optimizer(model: nn.Module, settings: OptimSettings) -> torch.optim.Ad
             raise UserError(f"optim.{key}={getattr(settings, key)} must be from 0 to below 1")
     if settings.clip <= 0:
         raise UserError(f"optim.clip={settings.clip} must be above 0")
+    within("optim.weight_decay", settings.weight_decay, 0, 1e3)
     groups = parameter_groups(model, settings.weight_decay)
     betas = (settings.beta1, settings.beta2)
     return torch.optim.AdamW(groups, lr=settings.lr, betas=betas, eps=settings.eps, fused=True)

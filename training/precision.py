@@ -5,6 +5,7 @@ the format is float16. On a CPU bfloat16 autocast can be many times slower than 
 float32 there.
 """
 
+import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ def choose_device(setting: str) -> torch.device:
     """auto: a CUDA GPU where there is one, else the CPU."""
     if setting == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", setting):
+        raise UserError(f"device={setting} is none of auto, cpu, cuda, cuda:<number>, mps")
     try:
         device = torch.device(setting)
         torch.empty(1, device=device)

@@ -32,7 +32,7 @@ def evaluated_position(
         position = {**asked, **kept, "name": asked["name"], **typed}
     else:
         position = {**trained.position, **typed}
-    refuse_strangers(trained.position["name"], position["name"])
+    refuse_strangers(trained.position["name"], str(position["name"]))
     return position
 
 

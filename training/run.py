@@ -5,6 +5,7 @@ exclusive, so that two commands started in the same second never share one.
 """
 
 import dataclasses
+import os
 import re
 import warnings
 from contextlib import ExitStack
@@ -84,7 +85,7 @@ def locate(run: str, key: str = "run") -> Path:
                 f"{key}=latest: no run here yet; train one: python train.py position=rope"
             )
         run = pointer.read_text().strip()
-    if not (Path(run) / "config.yaml").exists():
+    if not os.path.isfile(Path(run, "config.yaml")):  # False, too, for a name that no file can have
         raise UserError(f"{key}={run} is no run folder: it has no config.yaml")
     return Path(run)
 

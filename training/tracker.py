@@ -71,6 +71,13 @@ class WandbTracker(NoTracker):
         super().__init__()
         if not project or set(project) & set("/\\#?%:"):
             raise UserError(f"tracker.project={project!r}: wandb wants a name without / \\ # ? % :")
+        if len(project) > 128:
+            raise UserError(f"tracker.project={project}: wandb takes 128 characters at most")
+        for tag in tags:
+            if not 1 <= len(tag) <= 64:
+                raise UserError(
+                    f"tracker.tags: wandb takes tags of 1 to 64 characters, not {tag!r}"
+                )
         self.mode: Mode = mode
         self.project, self.entity = project, entity
         self.group, self.tags = group, list(tags)

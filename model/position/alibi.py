@@ -7,6 +7,7 @@ import math
 
 from torch import Tensor
 
+from configs.check import within
 from errors import UserError
 from model.config import ModelConfig
 from model.position.base import Clock, Position
@@ -32,6 +33,7 @@ class ALiBi(Position):
         super().__init__(config)
         if exponent <= 0:
             raise UserError(f"position.exponent={exponent} must be above 0")
+        within("position.exponent", exponent, 0, 64)
         self.slopes = slopes(config.n_heads, exponent)
 
     def clock(self, x: Tensor, pos: Tensor, last: Tensor | None = None) -> Clock:

@@ -12,6 +12,7 @@ and unless it is given the threshold is a quarter of the context: the paper's 51
 import torch
 from torch import Tensor, nn
 
+from configs.check import LONGEST, within
 from errors import UserError
 from model.config import ModelConfig
 from model.position.base import Position, wide
@@ -26,8 +27,8 @@ class FIRE(Position):
         super().__init__(config)
         if threshold is not None and threshold <= 0:
             raise UserError(f"position.threshold={threshold} must be above 0")
-        if hidden < 1:
-            raise UserError(f"position.hidden={hidden} must be at least 1")
+        within("position.threshold", threshold or 1, 0, LONGEST)
+        within("position.hidden", hidden, 1, 2**16)
         self.threshold = config.context_length / 4 if threshold is None else threshold
         self.c = nn.Parameter(torch.empty(()))
         self.multiplier = nn.Parameter(torch.empty(()))

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from configs.check import within
 from model.config import ModelConfig
 from model.position.base import Clock, Position, angle_dtype, wide
 
@@ -24,6 +25,7 @@ class FoX(Position):
 
     def __init__(self, config: ModelConfig, *, bias: float):
         super().__init__(config)
+        within("position.bias", bias, -100, 100)
         self.initial_bias = bias
         self.weight = nn.Parameter(torch.empty(config.n_heads, config.d_model))
         self.bias = nn.Parameter(torch.empty(config.n_heads))

@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from configs.check import LONGEST, within
 from errors import UserError
 from model.config import ModelConfig
 from model.position.base import Position, wide
@@ -40,8 +41,8 @@ class Learned(Position):
             raise UserError(
                 f"position.rows={rows} must be at least context_length={config.context_length}"
             )
-        if factor < 1:
-            raise UserError(f"position.factor={factor} must be at least 1")
+        within("position.rows", rows, 1, LONGEST)
+        within("position.factor", factor, 1, LONGEST / rows if extend == "random" else LONGEST)
         self.table = nn.Parameter(torch.empty(rows, config.d_model))
         self.extend, self.factor = extend, factor
         reach = int(rows * factor)

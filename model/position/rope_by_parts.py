@@ -11,6 +11,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from configs.check import LONGEST, within
 from errors import UserError
 from model.config import ModelConfig
 from model.position.rope_scaled import ScaledRoPE
@@ -36,6 +37,8 @@ class ByPartsRoPE(ScaledRoPE):
             raise UserError(
                 f"position.alpha={alpha} must be above 0 and below position.beta={beta}"
             )
+        for key, turns in (("alpha", alpha), ("beta", beta)):
+            within(f"position.{key}", turns, 1e-9, LONGEST)
         self.alpha, self.beta = alpha, beta
 
     def scaled(self, frequencies: Tensor, length: int) -> Tensor:

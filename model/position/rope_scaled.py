@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from errors import UserError
+from configs.check import LONGEST, within
 from model.config import ModelConfig
 from model.position.rope import RoPE
 
@@ -28,10 +28,9 @@ class ScaledRoPE(RoPE):
         original_context: int | None,
     ):
         super().__init__(config, base=base, layout=layout, fraction=fraction, keep=keep)
-        if factor < 1:
-            raise UserError(f"position.factor={factor} must be at least 1")
-        if original_context is not None and original_context < 1:
-            raise UserError(f"position.original_context={original_context} must be at least 1")
+        within("position.factor", factor, 1, LONGEST)
+        if original_context is not None:
+            within("position.original_context", original_context, 1, LONGEST)
         self.factor = factor
         self.original_context = original_context or config.context_length
 
@@ -64,5 +63,5 @@ class DynamicRoPE(ScaledRoPE):
     """
 
     def scaled(self, frequencies: Tensor, length: int) -> Tensor:
-        s = self.factor * max(length, self.original_context) / self.original_context
-        return self.rebased(frequencies, s - (self.factor - 1))
+        beyond = max(length - self.original_context, 0) / self.original_context
+        return self.rebased(frequencies, 1 + self.factor * beyond)

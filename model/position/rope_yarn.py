@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from errors import UserError
+from configs.check import within
 from model.config import ModelConfig
 from model.position.rope_by_parts import ByPartsRoPE
 
@@ -40,8 +40,7 @@ class YaRN(ByPartsRoPE):
             "beta": beta,
         }
         super().__init__(config, base=base, layout=layout, fraction=fraction, keep=keep, **scaling)
-        if temperature < 0:
-            raise UserError(f"position.temperature={temperature} must not be below 0")
+        within("position.temperature", temperature, 0, 100)
         self.by_index = ramp == "code"
         self.amplitude = 1 + temperature * math.log(factor)
 

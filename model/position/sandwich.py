@@ -9,6 +9,7 @@ the paper, whatever the model's width. (NeMo's first version of it lacks the cos
 import torch
 from torch import Tensor
 
+from configs.check import within
 from errors import UserError
 from model.config import ModelConfig
 from model.position.base import Position, angle_dtype
@@ -23,6 +24,7 @@ class Sandwich(Position):
             raise UserError(f"position.base={base} must be above 1")
         if width < 2 or width % 2:
             raise UserError(f"position.width={width} must be even and at least 2")
+        within("position.width", width, 2, 2**16)
         self.frequencies = [base ** (-2 * i / width) for i in range(1, width // 2 + 1)]
 
     def distance(self, d: Tensor) -> Tensor:

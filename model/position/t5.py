@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from configs.check import LONGEST, within
 from errors import UserError
 from model.config import ModelConfig
 from model.position.base import Position, wide
@@ -33,8 +34,8 @@ class T5(Position):
 
     def __init__(self, config: ModelConfig, *, buckets: int, max_distance: int):
         super().__init__(config)
-        if buckets < 2:
-            raise UserError(f"position.buckets={buckets} must be at least 2")
+        within("position.buckets", buckets, 2, 2**16)
+        within("position.max_distance", max_distance, 1, LONGEST)
         if max_distance <= buckets // 2:
             raise UserError(
                 f"position.max_distance={max_distance} must be above half of position.buckets={buckets}"

@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from configs.check import within
 from errors import UserError
 from model.config import ModelConfig
 from model.position.rope import RoPE
@@ -35,9 +36,9 @@ class XPos(RoPE):
         scale_base: float,
     ):
         super().__init__(config, base=base, layout=layout, fraction=1.0, keep=1.0)
-        for key, value in (("gamma", gamma), ("scale_base", scale_base)):
-            if value <= 0:
-                raise UserError(f"position.{key}={value} must be above 0")
+        if gamma <= 0:
+            raise UserError(f"position.gamma={gamma} must be above 0")
+        within("position.scale_base", scale_base, 1, 1e18)
         self.gamma, self.scale_base = gamma, scale_base
 
     def rotate(

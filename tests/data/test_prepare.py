@@ -1,5 +1,6 @@
 """Preparing: what is cached is whole, current and the same whoever made it, however often it was killed."""
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
+from data import cache
 from data.corpora import CORPORA
 from data.files import Files
 from data.prepare import TokenSplit, prepare_split, prepare_tokenizer
@@ -103,27 +105,59 @@ def test_tokenizer_is_trained_on_the_training_split_alone(tmp_path: Path) -> Non
         prepare_tokenizer(build(tmp_path), spec)
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "meta", "names"])
-def test_damaged_files_are_made_again(tmp_path: Path, damage: str) -> None:
-    corpus, tokenizer = build(tmp_path), Bytes().train([])
-    whole = prepare_split(corpus, "train", tokenizer)
-    before = np.array(whole.tokens)
-    file = tokens_file(tmp_path)
-    if damage == "cut":
-        os.truncate(file, file.stat().st_size // 2)
-    elif damage == "gone":
+def damaged(file: Path, damage: str) -> None:
+    content = file.read_bytes()
+    middle = len(content) // 2
+    bit = bytes([content[middle] ^ 1])
+    cut = content[:middle]
+    new = {
+        "cut": cut,
+        "bit": cut + bit + content[middle + 1 :],
+        "zeros": cut + bytes(len(content) - middle),
+        "more": content + content[:1],
+        "empty": b"",
+    }
+    if damage == "gone":
         file.unlink()
     else:
-        (file.parent / f"{damage}.json").write_text("[")
-    assert np.array_equal(prepare_split(corpus, "train", tokenizer).tokens, before)
+        times = (file.stat().st_atime_ns, file.stat().st_mtime_ns)
+        file.write_bytes(new[damage])
+        os.utime(file, ns=times)
+        assert file.read_bytes() != content
 
 
-def test_damaged_tokenizer_is_made_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["cut", "bit", "zeros", "more", "empty", "gone"])
+def test_damaged_files_are_made_again(tmp_path: Path, damage: str) -> None:
+    """Every file of the cache, also where only one bit changed and neither size nor time."""
     corpus, spec = build(tmp_path), BPE(vocab_size=300, sample_bytes=None)
-    whole = prepare_tokenizer(corpus, spec)
-    (file,) = (tmp_path / "cache").glob("tokenizer-*/tokenizer.json")
-    os.truncate(file, file.stat().st_size // 2)
-    assert prepare_tokenizer(corpus, spec).hash == whole.hash
+    tokenizer = prepare_tokenizer(corpus, spec)
+    split = prepare_split(corpus, "train", tokenizer)
+    expected = dataclasses.replace(split, tokens=np.array(split.tokens))
+    folders = ("text-*", "tokenizer-*", "train-*")
+    files = [f for name in folders for f in (tmp_path / "cache").glob(f"{name}/**/*")]
+    kinds = {f.name if f.suffix != ".arrow" else ".arrow" for f in files if f.is_file()}
+    assert kinds >= {"tokens.bin", "offsets.npy", "names.json", "meta.json", "tokenizer.json",
+                     "manifest.json", ".arrow"}  # fmt: skip
+    for file in files:
+        if file.is_file() and file.stat().st_size:
+            damaged(file, damage)
+            if "text-" in str(file):  # read only where the tokens have to be made again
+                tokens_file(tmp_path).unlink()
+            assert prepare_tokenizer(corpus, spec).hash == tokenizer.hash, file
+            assert same(prepare_split(corpus, "train", tokenizer), expected), file
+
+
+def test_a_cache_that_can_only_be_read_is_read(tmp_path: Path, monkeypatch) -> None:
+    corpus, tokenizer = build(tmp_path), Bytes().train([])
+    expected = prepare_split(corpus, "train", tokenizer)
+
+    def refuse(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(cache.filelock.FileLock, "acquire", refuse)
+    assert same(prepare_split(corpus, "train", tokenizer), expected)
+    with pytest.raises(UserError, match=r"data\.cache_dir=.*can't write there: .*denied"):
+        prepare_split(corpus, "validation", tokenizer)
 
 
 KILLED = """
@@ -131,13 +165,17 @@ import os, signal, sys
 sys.path[:0] = ["tests/data"]
 from pathlib import Path
 import test_prepare as t
-from data import prepare
+from data import cache
 from data.tokenizer import Tokenizer
 
 how, encode_batch, calls = sys.argv[2], Tokenizer.encode_batch, []
 
 def kill(*args):
     os.kill(os.getpid(), signal.SIGKILL)
+
+def kill_in(folder, path):
+    if f"/{folder}-" in str(path):
+        kill()
 
 def some_then_kill(self, texts):
     calls.append(len(texts))
@@ -147,19 +185,20 @@ def some_then_kill(self, texts):
 
 if how == "encoding":
     Tokenizer.encode_batch = some_then_kill
-elif how == "syncing":  # all is written, not yet under its name
-    prepare.flush = kill
+elif how in ("text", "train"):  # all is written, not yet under its name
+    cache.flush = lambda path: kill_in(how, path)
 t.prepare_split(t.build(Path(sys.argv[1]), "killed"), "train", t.Bytes().train([]))
 """
 
 
-@pytest.mark.parametrize("how", ["encoding", "syncing"])
+@pytest.mark.parametrize("how", ["text", "encoding", "train"])
 def test_killed_then_run_again_equals_an_undisturbed_run(tmp_path: Path, how: str) -> None:
     tokenizer = Bytes().train([])
     expected = prepare_split(build(tmp_path), "train", tokenizer)
     arguments = [sys.executable, "-c", KILLED, str(tmp_path), how]
     assert subprocess.run(arguments, cwd=ROOT).returncode == -signal.SIGKILL
-    assert list((tmp_path / "killed").glob("train-*.partial/*"))
+    begun = "text" if how == "text" else "train"
+    assert list((tmp_path / "killed").glob(f"{begun}-*.partial/*"))
     assert same(prepare_split(build(tmp_path, "killed"), "train", tokenizer), expected)
     assert tokens_file(tmp_path, "killed").read_bytes() == tokens_file(tmp_path).read_bytes()
     assert not list((tmp_path / "killed").glob("*.partial"))
@@ -177,7 +216,7 @@ def test_two_processes_at_once_and_nothing_written_elsewhere(tmp_path: Path) -> 
     assert same(prepare_split(build(tmp_path, "killed"), "train", tokenizer), expected)
     assert not [path for path in home.rglob("*") if path.is_file()]
     files = {path.name for path in tokens_file(tmp_path, "killed").parent.iterdir()}
-    assert files == {"tokens.bin", "offsets.npy", "names.json", "meta.json"}
+    assert files == {"tokens.bin", "offsets.npy", "names.json", "meta.json", "manifest.json"}
 
 
 def test_changed_file_of_the_same_name_size_and_time_is_noticed(tmp_path: Path) -> None:

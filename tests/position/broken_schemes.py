@@ -14,7 +14,7 @@ from model.position.fire import FIRE
 from model.position.fox import FoX
 from model.position.kerple import KerpleLog, KerplePower
 from model.position.learned import Learned
-from model.position.rope import RoPE, interleaved
+from model.position.rope import Interleaved, RoPE
 from model.position.rope_scaled import DynamicRoPE, LinearRoPE
 from model.position.rope_yarn import YaRN
 from model.position.sinusoidal import Sinusoidal
@@ -28,7 +28,7 @@ class WrongPairs(RoPE):
     """Says split_half and turns neighbours."""
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        self.pairs = interleaved
+        self.layout = Interleaved()
         return super().turn(x, cos, sin)
 
 
