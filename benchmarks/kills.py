@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 ASK = signal.SIGRTMIN  # for the stack; nothing else uses it
@@ -62,7 +63,7 @@ def called() -> int:
             print(stop.code, flush=True)
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BaseException:
-        sys.excepthook(*sys.exc_info())
+        traceback.print_exc()
         return 1
     return 0
 

@@ -144,8 +144,10 @@ def out_of_range(draw) -> Case:
     if draw(st.booleans()):
         key = draw(st.sampled_from(sorted(BAD)))
         return [f"{key}={draw(st.sampled_from(BAD[key].split()))}"], key
-    scheme = draw(st.sampled_from([s for s in SCHEMES if settings_of("position", s)]))
-    key = draw(st.sampled_from(sorted(settings_of("position", scheme))))
+    scheme = draw(
+        st.sampled_from([s for s in SCHEMES if BAD_POSITIONS.keys() & settings_of("position", s)])
+    )
+    key = draw(st.sampled_from(sorted(BAD_POSITIONS.keys() & settings_of("position", scheme))))
     value = draw(st.sampled_from(BAD_POSITIONS[key].split()))
     return [f"position={scheme}", f"position.{key}={value}"], NEITHER.get(key, f"position.{key}")
 
