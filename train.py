@@ -61,7 +61,7 @@ def train_until(
     from training.validation import Validation
 
     # Which run: a new one, or one that goes on in its own folder with its own configuration
-    opened = world.share(lambda: resume.open_run(config, given, run.output_folder()))
+    opened = world.share(lambda: resume.open_run(config, given, run.output_folder(), held))
     if opened is None:
         return
     folder, config = opened.folder, opened.config
@@ -156,7 +156,7 @@ def train_until(
                 saver=Saver(folder, config, tokenizer, model, optimizer, scaler, opened.path),
                 stop=stop,
             ).run()
-        stop.otherwise = f"{folder} is saved at step {state.step}"
+            stop.otherwise = f"{folder} is saved at step {state.step}"
     for line in tracker.notes[told:]:
         print(line)
     if state.step < settings.steps:
@@ -205,9 +205,9 @@ class Loop:
             if best := numbers.get("val/loss", math.inf) < state.best:
                 state.best, state.best_step = numbers["val/loss"], state.step
             stop = self.stop.agreed()
-            if best or stop or self.due(settings.save_every):
+            if save := best or stop or self.due(settings.save_every):
                 self.save()
-            if log:
+            if log or measure or save:
                 journal.mark()
 
     def due(self, every: int) -> bool:

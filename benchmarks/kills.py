@@ -17,11 +17,11 @@ from pathlib import Path
 ASK = signal.SIGRTMIN  # for the stack; nothing else uses it
 # What a stack says, the first that fits
 PHASES = {
-    "saving": r'(checkpoint|train)\.py", line \d+ in (save|prune)',
+    "saving": r'(saving|train)\.py", line \d+ in (save|prune|write_\w+)',
     "preparing data": r'prepare\.py", line \d+ in prepare_',
     "evaluating": r'validation\.py", line \d+ in measure',
-    "finding and reading a checkpoint": r'(checkpoint|run)\.py", line \d+ in (load|verify|find|newest)',
-    "training": r'train\.py", line \d+ in (step|log|run|training_numbers)',
+    "finding and reading a checkpoint": r'(checkpoint|resume)\.py", line \d+ in (load|verify|find|newest|start)',
+    "training": r'(train|journal|guard)\.py", line \d+ in (step|log|run|training|check)',
     "starting": r"",
 }
 

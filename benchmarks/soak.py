@@ -171,7 +171,7 @@ def result(folder: Path) -> dict[str, Any]:
     return {
         "step": state["step"],
         "weights": digest(last / "model.safetensors"),
-        "optimizer": plain({k: v for k, v in state.items() if k not in ("seconds", "tracker_id")}),
+        "optimizer": plain({k: v for k, v in state.items() if k not in (*TIMES, "tracker_id")}),
         "best": [best.name, digest(best / "model.safetensors")],
         "losses": [{k: v for k, v in r.items() if k not in TIMES} for r in records],
     }

@@ -93,7 +93,7 @@ def ours(shape: Shape, name: str, seed: int = 0) -> Transformer:
 
 def mean_nats(model: Callable[..., Tensor], tokens: Tensor) -> Tensor:
     """Our model's loss on tokens (B, T + 1), as train.py takes it."""
-    return model(tokens[:, :-1], tokens[:, 1:]).mean()
+    return model(tokens[:, :-1], tokens[:, 1:], mean=True)
 
 
 class Trainee:
@@ -136,6 +136,8 @@ class Trainee:
 def matrix_parameters(model: nn.Module, vocab_size: int) -> int:
     """Parameters beside embeddings and the output layer: N of the usual 6 N operations a token."""
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    if isinstance(model, Transformer):  # positions are tables too
+        tables |= {id(p) for p in model.schemes.parameters()}
     kept = (p for p in model.parameters() if id(p) not in tables and p.shape[:1] != (vocab_size,))
     return sum(p.numel() for p in kept)
 

@@ -1,12 +1,14 @@
-"""Settings that belong to a name: `position`, `data`, `tokenizer`, `tracker`.
+"""Values held against types: the dataclasses of schema.py (`made`), and settings that belong to a name (`build`).
 
-Such a group is `{name: ..., **settings}`. The name stands in an explicit table; the settings are exactly the
-keyword-only parameters of what the table names, and their annotations are the schema. So a scheme, a corpus,
-a tracker is one class and one YAML file, and a wrong key or type stops with one line before any work is done.
+The latter are the groups `position`, `data`, `tokenizer`, `tracker`: `{name: ..., **settings}`. The name stands in
+an explicit table; the settings are exactly the keyword-only parameters of what the table names, and their
+annotations are the schema. So a scheme, a corpus, a tracker is one class and one YAML file, and a wrong key or
+type stops with one line before any work is done.
 (Building a class that a string in a file names, as Hydra's `_target_` does, would run whatever a stranger's
 checkpoint says.)
 """
 
+import dataclasses
 import difflib
 import inspect
 import types
@@ -48,6 +50,25 @@ def check(
         if key not in keywords:
             raise UserError(f"{group}.{key} is missing: {name} needs it")
     return {key: fit(f"{group}.{key}", value, parameters[key]) for key, value in keywords.items()}
+
+
+def made(schema: type[T], values: Any, prefix: str = "") -> T:
+    """An instance of the dataclass from a mapping that has exactly its keys, each value of the field's type."""
+    fields = {f.name: f for f in dataclasses.fields(schema)}
+    if not isinstance(values, Mapping):
+        raise UserError(f"{prefix[:-1]}={values} must be a group of {', '.join(fields)}")
+    for key in values:
+        if key not in fields:
+            raise UserError(f"{prefix}{key} is no known key{nearest(str(key), fields)}")
+    arguments = {}
+    for key, field in fields.items():
+        if key in values and dataclasses.is_dataclass(field.type):
+            arguments[key] = made(field.type, values[key], f"{prefix}{key}.")  # type: ignore[arg-type]
+        elif key in values:
+            arguments[key] = fit(f"{prefix}{key}", values[key], field.type)
+        elif field.default_factory is dataclasses.MISSING:
+            raise UserError(f"{prefix}{key} is missing")
+    return schema(**arguments)
 
 
 def within(key: str, value: float, low: float, high: float) -> None:

@@ -24,7 +24,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from configs.check import fit, nearest
+from configs.check import made, nearest
 from configs.refusals import given_keys, naming, reason, spoken
 from configs.schema import TrainConfig
 from errors import UserError
@@ -156,10 +156,10 @@ def check_option(group: str, value: str) -> None:
     """UserError where a plain word, or one of several to sweep over, is no option of the group."""
     if value.startswith("["):
         raise UserError(f"{group}={value} is a list: name one option")
-    options = {path.stem for path in (CONFIGS / group.lstrip("+")).glob("*.yaml")}
+    options = {"null", *(path.stem for path in (CONFIGS / group.lstrip("+")).glob("*.yaml"))}
     for option in value.split(",") if re.fullmatch(r"[\w.,-]*", value) else []:
         if option not in options:
-            raise UserError(f"{group}={option} is unknown{nearest(option, options)}")
+            raise UserError(f"{group}={option} is unknown{nearest(option, options - {'null'})}")
 
 
 def typed(config: Any, schema: type) -> Any:
@@ -175,25 +175,6 @@ def typed(config: Any, schema: type) -> Any:
     for key, value in values.items():
         refuse_odd(str(key), value)
     return made(schema, values, "")
-
-
-def made(schema: type, values: Any, prefix: str) -> Any:
-    """An instance of the dataclass from a mapping that has exactly its keys, each value of the field's type."""
-    fields = {f.name: f for f in dataclasses.fields(schema)}
-    if not isinstance(values, Mapping):
-        raise UserError(f"{prefix[:-1]}={values} must be a group of {', '.join(fields)}")
-    for key in values:
-        if key not in fields:
-            raise UserError(f"{prefix}{key} is no known key{nearest(str(key), fields)}")
-    arguments = {}
-    for key, field in fields.items():
-        if key in values and dataclasses.is_dataclass(field.type):
-            arguments[key] = made(field.type, values[key], f"{prefix}{key}.")  # type: ignore[arg-type]
-        elif key in values:
-            arguments[key] = fit(f"{prefix}{key}", values[key], field.type)
-        elif field.default_factory is dataclasses.MISSING:
-            raise UserError(f"{prefix}{key} is missing")
-    return schema(**arguments)
 
 
 def refuse_odd(key: str, value: Any) -> None:

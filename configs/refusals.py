@@ -33,7 +33,10 @@ def reason(error: Exception) -> str | None:
         return plain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     memory = ("out of memory", "can't allocate memory", "not enough memory")
     if isinstance(error, MemoryError) or any(words in str(error) for words in memory):
-        return f"out of memory: take a smaller model, context_length or train.batch_size ({spoken(error)})"
+        fewer = (
+            "take fewer tokens at once (train.accumulate, eval.tokens_per_batch) or less context"
+        )
+        return f"out of memory: {fewer} ({spoken(error)})"
     return None
 
 
@@ -49,7 +52,8 @@ def spoken(error: BaseException) -> str:
 def naming(overrides: list[str], line: str) -> str:
     """The line, with the overrides behind it where it names the key of none."""
     keys = given_keys(overrides)
-    if any(key and key.split(".")[0].split("@")[0] in line for key in keys):
+    roots = [re.escape(key.split(".")[0].split("@")[0]) for key in keys]
+    if any(root and re.search(rf"\b{root}\b", line) for root in roots):
         return line
     return plain(f"{line} (given: {' '.join(o.removeprefix('++') for o in overrides)})")
 

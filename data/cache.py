@@ -9,6 +9,7 @@ number. Processes that want the same folder at once wait for the first.
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -31,7 +32,8 @@ def cached(
     try:
         return whole(folder, opened)
     except NOT_WHOLE:
-        pass
+        if folder.exists():
+            warnings.warn(f"{folder} is not as it was written: it is made again", stacklevel=3)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(f"{folder}.lock").acquire()

@@ -26,8 +26,8 @@ def curve(protocol: str, scheme: str = SCHEME) -> Curve:
     with (RESULTS / f"demo/{protocol}.csv").open() as file:
         rows = [r for r in csv.DictReader(file) if r["scheme"] == scheme and not r.get("window")]
     found = {}
-    for row in rows:
-        ratios = [float(row[key] or 1) for key in ("ratio", "ratio_high", "ratio_low")]
+    for row in [r for r in rows if r["ratio"]]:  # 1 without an interval at the trained length
+        ratios = [float(row[key] or row["ratio"]) for key in ("ratio", "ratio_high", "ratio_low")]
         gains = [-math.log(ratio) + 0.0 for ratio in ratios]
         found[int(row["place"])] = (float(row["ppl"]), gains[0], gains[1], gains[2])
     return found
@@ -74,8 +74,8 @@ def simulation() -> str:
     for name, rates in made["rates"].items():
         rate = partial("{:.1%}".format)
         wrong = rate(rates["false_positives"]) if "power" in rates else "–"
-        powers = [f"{power:.0%}" for power in rates.get("power", ["–"] * 0)]
-        stated = f"{rates['effect']:.2f}" if "power" in rates else "–"
+        powers = [f"{power:.0%}" for power in rates.get("power", [])]
+        stated = f"{rates['effect']:.2f}" if rates.get("effect") else "–"
         blank = ["–"] * (len(made["effects"]) - len(powers))
         rows.append([name, wrong, rate(rates["coverage"]), *powers, *blank, stated])
     effects = [f"{effect:.2f}" for effect in made["effects"]]

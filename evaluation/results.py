@@ -8,6 +8,7 @@ the two files check each other when read, so that half of an interrupted write i
 
 import json
 import math
+import warnings
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -209,7 +210,9 @@ def _key(row: Row) -> tuple[Any, ...]:
 def _kept(path: Path, header: dict[str, Any]) -> list[Entry]:
     try:
         old = load(path)
-    except UserError:
+    except UserError as error:
+        if path.exists():
+            warnings.warn(f"{error}; its rows are replaced", stacklevel=3)
         return []
     same = all(old.header[key] == header[key] for key in IDENTITY)
     return list(zip(old.rows, old.scores, strict=True)) if same else []

@@ -1,7 +1,7 @@
 """The norm and the loss with a backward pass by hand, for eager mode on a CPU.
 
 PyTorch's own are made of small steps there: a pass over memory for each, its result kept till the
-backward pass. Together these two save a tenth of a training step (docs/performance.md). Under
+backward pass. What these two save of a training step stands in docs/performance.md. Under
 torch.compile, which fuses the steps itself, on a GPU, which has kernels for them, and in mixed
 precision PyTorch's own run; `by_hand` decides.
 """
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-LOGIT_ELEMENTS = 2**21  # logits held at once: 8 MiB in float32, for a cache to hold
+CACHED_LOGITS = 2**21  # so many at once: 8 MiB in float32, for a processor's cache to hold
 
 
 def by_hand(*tensors: Tensor) -> bool:
@@ -62,7 +62,7 @@ class MeanNatsByHand(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        rows = max(1, LOGIT_ELEMENTS // len(weight))
+        rows = max(1, CACHED_LOGITS // len(weight))
         grad_x, grad_weight = torch.empty_like(x), torch.zeros_like(weight)
         total = x.new_zeros(())
         for a, t, g in zip(x.split(rows), targets.split(rows), grad_x.split(rows), strict=True):

@@ -20,7 +20,10 @@ LEAST_SCALE = 1e-4  # fairseq's --min-loss-scale
 class Guard:
     def __init__(self, precision: Precision, counts: list[int]):
         """counts: steps that were not applied: all of them, those in a row just now, the newest one."""
-        self.precision = precision
+        self.precision, self.before = (
+            precision,
+            counts[0],
+        )  # perhaps of a run that was in float16 then
         self.counts = torch.tensor(counts, device=precision.device)
 
     def see(self, step: int, loss: Tensor, norm: Tensor) -> Tensor:
@@ -34,7 +37,7 @@ class Guard:
         """The counts, as for a checkpoint; UserError, with what is `said` of the last one, ends the run."""
         total, row, newest = counts = self.counts.tolist()
         if self.precision.name != "fp16":
-            if total:
+            if total > self.before:
                 raise UserError(
                     f"step {newest}: the loss or its gradient is not finite; {said}. Most likely optim.lr is too high:"
                     f" try a lower optim.lr, or a longer optim.warmup_steps"

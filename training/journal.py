@@ -27,7 +27,7 @@ class Journal:
         self.mark()
 
     def mark(self) -> None:
-        """Speed is measured from here."""
+        """Speed is measured from here: it is that of steps, not of validation and saving."""
         self.step, self.time = self.state.step, time.monotonic()
 
     def training(self, norm: Tensor, lr: float) -> dict[str, float]:

@@ -26,8 +26,8 @@ from training.distributed import World
 from training.optim import learning_rate
 from training.precision import Precision
 
-# Where a run computes and how it is watched, not what it is
-FREE = ("resume", "device", "compile", "tracker", "train.accumulate")
+# Where and in what portions a run computes and how it is watched, not what it is
+FREE = ("resume", "device", "compile", "tracker", "train.accumulate", "data.cache_dir")
 
 
 @dataclass
@@ -39,16 +39,21 @@ class Opened:
     notes: list[str] = field(default_factory=list)
 
 
-def open_run(config: TrainConfig, given: list[str], fresh: Path) -> Opened | None:
+def open_run(config: TrainConfig, given: list[str], fresh: Path, held: ExitStack) -> Opened | None:
     """The run to train; None where resume=auto finds it finished.
 
-    given: dotted keys of the command line; fresh: the folder that a new run would take.
+    given: dotted keys of the command line; fresh: the folder that a new run would take; held: until it ends,
+    a run that goes on is this command's alone.
     """
     found = None
     if config.resume == "auto":
         found = equal_run(config, fresh)
+        if found is not None:
+            run.lock(found[0], held)
+            found = found[0], checkpoint.find(found[0], "last")  # which nobody changes now
     elif config.resume is not None:
         folder = run.locate(config.resume, "resume")
+        run.lock(folder, held)
         found = folder, checkpoint.find(folder, "last")
     if found is None:
         origin = run.locate(config.init_from, "init_from") if config.init_from else None
@@ -118,6 +123,8 @@ def adopt(saved: TrainConfig, config: TrainConfig, given: list[str], folder: Pat
     for key in ("steps", "accumulate"):
         if f"train.{key}" in given:
             setattr(settled.train, key, getattr(config.train, key))
+    if "data.cache_dir" in given:
+        settled.data = settled.data | {"cache_dir": config.data["cache_dir"]}
     return settled
 
 
@@ -147,13 +154,12 @@ def start(
 ) -> checkpoint.State:
     """Everything as it was when the checkpoint was saved, or a new run's beginning and its folder.
 
-    The run is this command's alone until `held` ends.
+    A new run is this command's alone until `held` ends.
     """
-    world.share(lambda: run.lock(opened.folder, held))
     if opened.path is None:
         if opened.origin:
             run.start_from(opened.origin, model, tokenizer)
-        world.share(lambda: run.create(opened.folder, opened.config, tokenizer))
+        world.share(lambda: run.create(opened.folder, opened.config, tokenizer, held))
         return checkpoint.State(data_hash=text.hash, precision=precision.name)
     optimizer_state, scaler_state, state = checkpoint.load_state(opened.path)
     if state.data_hash != text.hash:

@@ -16,10 +16,8 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from configs.check import fit
+from configs.check import fit, made
 from configs.schema import TrainConfig
 from data.prepare import TokenSplit
 from data.tokenizer import Tokenizer
@@ -32,8 +30,8 @@ from training import checkpoint
 OUTPUTS = Path("outputs")
 
 
-def create(folder: Path, config: TrainConfig, tokenizer: Tokenizer) -> None:
-    """Make `folder` the run of `config`, and the newest run."""
+def create(folder: Path, config: TrainConfig, tokenizer: Tokenizer, held: ExitStack) -> None:
+    """Make `folder` the run of `config`, and the newest run; nobody else trains it until `held` ends."""
     path = folder / "config.yaml"
     with writing(path):
         folder.mkdir(parents=True, exist_ok=True)
@@ -49,13 +47,13 @@ def create(folder: Path, config: TrainConfig, tokenizer: Tokenizer) -> None:
     with writing(folder / "tokenizer.json"):
         tokenizer.save(folder / "tokenizer.json")
         flush(folder / "tokenizer.json")
+    lock(folder, held)
     mark_latest(folder)
 
 
 def lock(folder: Path, held: ExitStack) -> None:
     """Nobody else trains the run in `folder` until `held` ends, or this process, however it does."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         held.enter_context(FileLock(folder / ".lock", timeout=0))
     except Timeout:
         raise UserError(f"{folder} is being trained by another process right now") from None
@@ -111,12 +109,10 @@ def load_config(folder: Path) -> TrainConfig:
         text = path.read_bytes().decode()
         if "${" in text or not isinstance(values := yaml.safe_load(text), dict):
             raise ValueError("it must be a mapping, with every value written out")
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), values))
-    except (OSError, yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError) as error:
+        return made(TrainConfig, values)
+    except (OSError, yaml.YAMLError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{path} is no configuration of a run: {reason}") from None
-    assert isinstance(config, TrainConfig)
-    return config
 
 
 def open_checkpoint(folder: Path, path: Path) -> tuple[TrainConfig, Tokenizer]:

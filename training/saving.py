@@ -101,6 +101,8 @@ def write_folder(target: Path, writers: Writers) -> None:
             os.replace(draft, target)
             flush(target.parent)
     finally:
+        if old.exists() and not target.exists():
+            os.replace(old, target)
         for path in (draft, old):
             shutil.rmtree(path, ignore_errors=True)
 

@@ -21,7 +21,7 @@ from training.distributed import World
 
 
 class Stop:
-    """`with Stop() as stop:` listens; handlers of before are back afterwards."""
+    """`with Stop(world) as stop:` listens; handlers of before are back afterwards."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -36,9 +36,10 @@ class Stop:
 
     def agreed(self) -> bool:
         """Has one come to any process? All of them ask, once a step."""
-        if self.world.any(self.asked) and self.signal is None:
+        stop = self.world.any(self.asked)
+        if stop and self.signal is None:
             self.signal = signal.SIGTERM
-        return self.asked
+        return stop  # not what `asked` says by now: the others have heard the answer of before
 
     @contextmanager
     def deferred(self) -> Iterator[None]:

@@ -141,7 +141,7 @@ def test_rms_norm_of_nothing_and_of_huge_numbers():
 
 @pytest.mark.parametrize("rows", [1, 3, 100], ids=lambda n: f"{n} rows at once")
 def test_mean_nats_by_hand(rows, monkeypatch):
-    monkeypatch.setattr(kernels, "LOGIT_ELEMENTS", rows * 11)
+    monkeypatch.setattr(kernels, "CACHED_LOGITS", rows * 11)
     x, weight = (torch.randn(n, 6, dtype=torch.float64, requires_grad=True) for n in (13, 11))
     targets = torch.randint(11, (13,))
     assert torch.autograd.gradcheck(lambda x, w: kernels.mean_nats(x, w, targets), (x, weight))

@@ -96,3 +96,13 @@ def test_what_is_not_finite_is_never_saved(tmp_path, where):
     with pytest.raises(UserError, match="step 3: a weight is not finite, so nothing was saved"):
         saver.save(State(data_hash="", precision="fp32", step=3))
     assert not list(tmp_path.iterdir())
+
+
+def test_steps_that_float16_left_out_do_not_stop_a_run_that_goes_on_in_float32():
+    guard = Guard(Precision("fp32", CPU), [3, 0, 7])
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    guard.see(8, torch.tensor(1.0), torch.tensor(1.0))
+    assert guard.check(scaler, "") == [3, 0, 7]
+    guard.see(9, torch.tensor(torch.nan), torch.tensor(1.0))
+    with pytest.raises(UserError, match="step 9"):
+        guard.check(scaler, "")
