@@ -21,7 +21,7 @@ demo: install
 	$(BIN)/python compare.py 'runs=[outputs/*/$(STAMP)]'
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 check: install
 	$(BIN)/ruff check .

@@ -39,8 +39,8 @@ def called_different(runs: dict[int, Scores], claim: Claim) -> list[bool]:
     """For every split of one scheme's runs: whether its halves pass for two schemes."""
     found = []
     for a, b in halves(list(runs)):
-        sides = [{i: runs[seed] for i, seed in enumerate(half)} for half in (a, b)]
-        interval = paired_difference(*sides, claim)
+        one, two = ({i: runs[seed] for i, seed in enumerate(half)} for half in (a, b))
+        interval = paired_difference(one, two, claim)
         if interval is not None and interval.p_value is not None:
             found.append(interval.p_value < LEVEL)
     return found

@@ -52,7 +52,7 @@ def check(
     return {key: fit(f"{group}.{key}", value, parameters[key]) for key, value in keywords.items()}
 
 
-def made(schema: type[T], values: Any, prefix: str = "") -> T:
+def made(schema: type, values: Any, prefix: str = "") -> Any:
     """An instance of the dataclass from a mapping that has exactly its keys, each value of the field's type."""
     fields = {f.name: f for f in dataclasses.fields(schema)}
     if not isinstance(values, Mapping):
