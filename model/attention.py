@@ -22,7 +22,7 @@ from model.position.base import Clock, Position
 
 # How many queries a block may hold: near queries fold more exactly; a block that is no view of a
 # line of numbers takes memory, the more so where a pair's score is computed (FIRE: 32 numbers each).
-MOST_ROWS = {"none": 1024, "clock": 256, "distance": 1024, "pair": 1024}
+MOST_ROWS = {"none": 1024, "clock": 256, "distance": 256, "pair": 256}
 MOST_ELEMENTS = {"none": 2**24, "clock": 2**24, "distance": 2**24, "pair": 2**19}
 FEWEST_ROWS = 16
 
