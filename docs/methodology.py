@@ -24,7 +24,7 @@ Curve = dict[int, tuple[float, float, float, float]]  # length: perplexity; gain
 def curve(protocol: str, scheme: str = SCHEME) -> Curve:
     """Of one scheme of the demo: perplexity, and loss at the trained length minus loss, with interval."""
     with (RESULTS / f"demo/{protocol}.csv").open() as file:
-        rows = [r for r in csv.DictReader(file) if r["scheme"] == scheme and not r.get("window")]
+        rows = [r for r in csv.DictReader(file) if r["scheme"] == scheme and not r["window"]]
     found = {}
     for row in [r for r in rows if r["ratio"]]:  # 1 without an interval at the trained length
         ratios = [float(row[key] or row["ratio"]) for key in ("ratio", "ratio_high", "ratio_low")]
