@@ -119,7 +119,7 @@ def evaluate_run(folder: Path, config: EvalConfig, given: list[str], world: Worl
 def unusual(config: EvalConfig, precision: str) -> dict[str, str]:
     """What belongs into a label, since it makes other numbers: anything but the last checkpoint on the test split."""
     usual = {"split": "test", "checkpoint": "last", "precision": "fp32", "bos": "false"}
-    mine = {"split": config.split, "checkpoint": config.checkpoint, "precision": precision}
+    mine = {"split": config.split, "checkpoint": str(config.checkpoint), "precision": precision}
     mine["bos"] = str(config.eval.bos).lower()
     return {key: value for key, value in mine.items() if value != usual[key]}
 

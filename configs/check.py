@@ -109,7 +109,14 @@ def fit(key: str, value: Any, kind: Any) -> Any:
                 return fit(key, value, choice)
             except UserError:
                 continue
-    raise UserError(f"{key}={value} must be {spelled(kind)}")
+    quoted = (
+        f": quote it, '{key}=\"{value}\"'" if str in (kind, *arguments) and is_number(value) else ""
+    )
+    raise UserError(f"{key}={value} must be {spelled(kind)}{quoted}")
+
+
+def is_number(value: Any) -> bool:
+    return type(value) in (int, float, bool)
 
 
 def spelled(kind: Any) -> str:

@@ -109,7 +109,7 @@ class EvalSettings:
 @dataclass
 class EvalConfig:
     run: str | list[str]  # paths or globs
-    checkpoint: str
+    checkpoint: str | int  # last, best, or a step
     split: str
     lengths: list[int] | None
     protocols: list[str]
@@ -130,7 +130,7 @@ class EvalConfig:
 @dataclass
 class GenerateConfig:
     run: str
-    checkpoint: str
+    checkpoint: str | int  # last, best, or a step
     prompt: str
     tokens: int
     temperature: float

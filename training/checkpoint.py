@@ -96,12 +96,12 @@ def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Any], State]:
         raise UserError(f"{path / 'state.pt'} holds no state of a run: {reason}") from None
 
 
-def find(folder: Path, which: str) -> Path:
+def find(folder: Path, which: str | int) -> Path:
     """The whole checkpoint that `last`, `best` or a step number stands for, in the run `folder`.
 
     Damaged ones are passed over for `last`, with a warning; a damaged one that is asked for is a UserError.
     """
-    root = folder / "checkpoints"
+    root, which = folder / "checkpoints", str(which)
     if which == "last":
         return newest(root)
     if which == "best":

@@ -234,7 +234,7 @@ def test_a_failing_write_leaves_the_old_files(tmp_path, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr(np, "savez_compressed", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(UserError, match="disk full"):
         results.save(tmp_path, HEADER, entries(128))
     assert [row["context_length"] for row in results.load(path).rows] == [64]
     assert len(list(tmp_path.iterdir())) == 2
