@@ -52,9 +52,8 @@ def spoil(path: Path, damage: str) -> None:
     data = bytearray(path.read_bytes())
     if damage == "flip":
         data[len(data) // 2] ^= 1
-    path.write_bytes(
-        {"cut": data[: len(data) // 2], "zero": bytes(len(data)), "flip": data}[damage]
-    )
+    half = data[: len(data) // 2].rstrip(b"}\n")  # never just behind a whole line
+    path.write_bytes({"cut": half, "zero": bytes(len(data)), "flip": data}[damage])
 
 
 def written(folder: Path, capfd, which: str = "last") -> str:
