@@ -63,11 +63,11 @@ class Corpus:
 
     def documents(self, split: str) -> Iterator[dict[str, str]]:
         """Each document of the split, as {"text", "name"}."""
-        raise NotImplementedError
+        raise NotImplementedError  # every corpus has its own
 
     def sources(self, split: str) -> list:
         """All that `documents(split)` depends on besides its code, as JSON can say it."""
-        raise NotImplementedError
+        raise NotImplementedError  # every corpus has its own
 
     def fingerprint(self, split: str) -> str:
         """Changes whenever `load(split)` could. SHA-256 in hexadecimal."""

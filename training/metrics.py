@@ -81,7 +81,6 @@ class MetricsFile(NoMetrics):
             self._file.flush()
 
     def sync(self) -> None:
-        """Through to the disk: a checkpoint must not know of steps that a power failure takes from here."""
         with writing(self.path):
             os.fsync(self._file.fileno())
 

@@ -94,7 +94,7 @@ class Bias(Reference):
 
     def head(self, h: int, d: Tensor) -> Tensor:
         """The score of head h, counted from 0, for each distance."""
-        raise NotImplementedError
+        raise NotImplementedError  # the formula of a paper, below
 
 
 class ALiBi(Bias):
