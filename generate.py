@@ -93,7 +93,7 @@ def decode(
     cache, text, new = Cache.empty(model.config.n_layers), prompt, []
     while len(new) < tokens:
         here = slice(cache.length, cache.length + text.shape[1])
-        x = model.features(text, pos=None if pos is None else pos[here], cache=cache)
+        x = model.features(text, pos=None if pos is None else pos[here], cache=cache, last=1)
         logits = model.head(x[0, -1]).float().cpu()  # (V,)
         new.append(pick(logits, temperature, top_k, generator))
         if new[-1] == eos:

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from configs.check import build
@@ -24,7 +23,7 @@ from training.signals import Stop
 if TYPE_CHECKING:
     import torch
 
-    from data.loader import Batch, Loader
+    from data.loader import Ahead, Batch
     from model.transformer import Transformer
     from training.checkpoint import State
     from training.distributed import World
@@ -46,10 +45,10 @@ def train_until(
     import torch
 
     from data.corpora import CORPORA
-    from data.loader import Loader
-    from data.prepare import prepare_split, prepare_tokenizer
+    from data.loader import Ahead
     from data.tokenizer import TOKENIZERS
-    from training import resume, run
+    from training import cost, resume, run
+    from training.feed import open_feed
     from training.guard import Guard
     from training.journal import Journal
     from training.metrics import open_metrics
@@ -58,7 +57,6 @@ def train_until(
     from training.progress import show
     from training.saving import Saver
     from training.tracker import TRACKERS, NoTracker
-    from training.validation import Validation
 
     # Which run: a new one, or one that goes on in its own folder with its own configuration
     opened = world.share(lambda: resume.open_run(config, given, run.output_folder(), held))
@@ -82,35 +80,8 @@ def train_until(
         torch.backends.cuda.matmul.allow_tf32 = config.tf32
 
     # Data
-    path = opened.path
-    tokenizer = world.first(
-        lambda: run.open_tokenizer(folder, path) if path else prepare_tokenizer(corpus, spec)
-    )
-    text, held_out = (
-        world.first(partial(prepare_split, corpus, split, tokenizer))
-        for split in ("train", "validation")
-    )
-    world.same("the text in data.train and data.validation", (text.hash, held_out.hash))
-    mask, batch_size = corpus.document_mask, settings.batch_size
-    loader = Loader(
-        text,
-        context_length=T,
-        batch_size=batch_size,
-        seed=config.seed,
-        document_mask=mask,
-        rank=world.rank,
-        world=world.size,
-    )
-    validation = Validation(
-        held_out,
-        context_length=T,
-        batch_size=batch_size,
-        tokens=settings.eval_tokens,
-        document_mask=mask,
-        position_range=settings.position_range,
-        device=device,
-        world=world,
-    )
+    feed = open_feed(opened, corpus, spec, device, world)
+    tokenizer, text = feed.tokenizer, feed.text
 
     # Model
     model = run.build_model(config, tokenizer.vocab_size)
@@ -118,13 +89,17 @@ def train_until(
     model = model.to(device)
     optimizer, scaler = build_optimizer(model, config.optim), precision.scaler()
     state = resume.start(opened, model, optimizer, scaler, precision, text, tokenizer, world, held)
-    whole = world.wrap(model)
+    tokens = settings.batch_size * T  # a step
+    flops = cost.flops_per_token(model, model.config) * tokens
+    compiled = cost.compiles(config.compile, flops * settings.steps, device)
+    whole = torch.compile(world.wrap(model)) if compiled else world.wrap(model)
 
     # Go
     with (
         tracker,
         open_metrics(folder, state.attempt, world.main) as metrics,
         show("step", settings.steps, state.step) as progress,
+        Ahead(feed.loader, pinned=device.type == "cuda") as batches,
     ):
         tracker.start(
             folder=folder,
@@ -136,7 +111,7 @@ def train_until(
         )
         state.tracker_id, state.attempt, told = tracker.run_id, metrics.attempt, len(tracker.notes)
         sizes = run.describe(folder, config, model, text)
-        where = f"on {device}{world} in {precision.name}"
+        where = f"on {device}{world} in {precision.name}{', compiled' * compiled}"
         for line in [*sizes, where, *opened.notes, *tracker.notes]:
             progress.say(line)
         with stop.deferred():
@@ -144,15 +119,22 @@ def train_until(
                 world=world,
                 config=config,
                 model=model,
-                compiled=torch.compile(whole) if config.compile else whole,
+                compiled=whole,
                 optimizer=optimizer,
                 scaler=scaler,
                 precision=precision,
-                loader=loader,
-                validation=validation,
+                batches=batches,
+                validation=feed.validation,
                 state=state,
                 guard=Guard(precision, state.skips),
-                journal=Journal(metrics, tracker, progress, state, batch_size * T),
+                journal=Journal(
+                    metrics,
+                    tracker,
+                    progress,
+                    state,
+                    tokens=tokens,
+                    ideal=flops / world.size / cost.ceiling(precision),
+                ),
                 saver=Saver(folder, config, tokenizer, model, optimizer, scaler, opened.path),
                 stop=stop,
             ).run()
@@ -174,7 +156,7 @@ class Loop:
     optimizer: torch.optim.AdamW
     scaler: torch.amp.GradScaler
     precision: Precision
-    loader: Loader
+    batches: Ahead
     validation: Validation
     state: State
     guard: Guard
@@ -187,7 +169,7 @@ class Loop:
         settings, state, journal = self.config.train, self.state, self.journal
         stop = False
         while state.step < settings.steps and not stop:
-            loss, norm, lr = self.step(self.loader.batch(state.step))
+            loss, norm, lr = self.step(self.batches.batch(state.step))
             journal.losses.append(loss)
             state.step += 1
             log, measure = self.due(settings.log_every), self.due(settings.eval_every)
@@ -201,7 +183,7 @@ class Loop:
             if measure:
                 numbers |= self.validation.measure(self.model, self.precision)
             if numbers:
-                journal.log(numbers, self.loader.whole(state.step - 1))
+                journal.log(numbers, self.batches.loader.whole(state.step - 1))
             if best := numbers.get("val/loss", math.inf) < state.best:
                 state.best, state.best_step = numbers["val/loss"], state.step
             stop = self.stop.agreed()

@@ -1,6 +1,6 @@
 """Parts of benchmarks/gpu.py that run whole models: training, evaluation, decoding, against the card's ceiling.
 
-Utilisation is model FLOPs (benchmarks/subjects.py) by what the same card does with a large bfloat16 matrix
+Utilisation is model FLOPs (training/cost.py) by what the same card does with a large bfloat16 matrix
 product of random numbers. Sizes: 124M is GPT-2's shape with SwiGLU and a vocabulary of 50,304.
 """
 
@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from benchmarks.subjects import SCHEMES, Shape, Trainee, flops_per_token, mean_nats, ours, shape
+from benchmarks.subjects import SCHEMES, Shape, Trainee, mean_nats, ours, shape
 from model.cache import Cache
+from training.cost import flops_per_token
 
 T = TypeVar("T")
 Cases = Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]  # what it is, and the work
@@ -108,7 +109,7 @@ def train(
     first = trainee.step(tokens).item()
     start = time.perf_counter() - began
     seconds = bench.time(lambda: trainee.step(tokens), repeats=steps)
-    rate = flops_per_token(model, at) * batch * at.context / seconds / 1e12
+    rate = flops_per_token(model, at.config) * batch * at.context / seconds / 1e12
     return {
         "compiled": compiled,
         "first_step_seconds": start,

@@ -35,7 +35,12 @@ COMMAND = [
     "data.cache_dir=cache", "train.save_every=10", "train.eval_every=5", "train.log_every=1",
     "train.eval_tokens=2048",
 ]  # fmt: skip
-TIMES = ("seconds", "attempt", "train/tokens_per_second")  # of a record: these may differ
+TIMES = (
+    "seconds",
+    "attempt",
+    "train/tokens_per_second",
+    "train/mfu",
+)  # of a record: these may differ
 
 
 @dataclass

@@ -7,10 +7,12 @@ All cases of a table live in one process and take turns, the machine's own ceili
 among them; benchmarks/timing.py says how. All have random tokens, the same fused AdamW, clipping and order of
 work (benchmarks/subjects.py), and are fed as their own documentation says (benchmarks/peers.py). A peer's row
 has `ours`: the time of our model with the same kind of positions, by its time, so that below 1 we are faster.
-With compile=true every model is there twice, as it is and compiled.
+With compile=true every model is there twice, as it is and compiled; `start_seconds` are the first two steps', and
+nothing comes from a cache of compilations.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -38,20 +40,23 @@ class Settings:
 
 def measure(settings: Settings) -> dict[str, Any]:
     import torch
+    from torch._inductor import config as inductor
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    # Every case is a compilation of its own: past the limit torch would quietly run one as it is.
-    torch._dynamo.config.recompile_limit = 10_000
     report: dict[str, Any] = {
         "machine": machine(),
         "settings": asdict(settings) | {key: None for key in ("nanogpt", "litgpt", "lingua")},
         "tables": [],
         "absent": {},
     }
-    for table in tables(settings, report["absent"]):
-        report["tables"].append(table)
-        save(settings.out, report)
+    # Every case is a compilation of its own: past the limit torch would quietly run one as it is. And a first
+    # compilation is what a user waits for.
+    limit = torch._dynamo.config.patch(recompile_limit=10_000)
+    with limit, inductor.patch(force_disable_caches=True):
+        for table in tables(settings, report["absent"]):
+            report["tables"].append(table)
+            save(settings.out, report)
     return report
 
 
@@ -72,86 +77,96 @@ def peers_table(
 ) -> dict[str, Any]:
     from benchmarks.peers import PEERS, Absent
     from benchmarks.subjects import mean_nats, ours, shape
+    from benchmarks.timing import ratio
 
-    at, built, like = shape(size, length), {}, {}
+    at, built, groups = shape(size, length), {}, {}
     for name, peer in PEERS.items():
         try:
             path = getattr(settings, peer.path) if peer.path else None
-            built[name], like[name] = peer.build(at, path), peer.like
+            built[name] = peer.build(at, path)
         except Absent as reason:
             absent[name] = str(reason)
-    for name in dict.fromkeys(like.values()):
+            continue
+        groups.setdefault(peer.like, []).append(name)
+    for name in groups:
         built[name] = ours(at, name), mean_nats
-    found = run(built, at, settings)
-    for row in found["rows"]:
-        if row["case"] in like:
-            row["ours"] = against(found, like[row["case"]], row)
-    return {"part": "peers", "size": size} | strip(found)
+    found = run(built, groups, at, settings, "ours", lambda their, our: ratio(our, their))
+    return {"part": "peers", "size": size} | found
 
 
 def schemes_table(names: list[str], length: int, settings: Settings) -> dict[str, Any]:
     from benchmarks.subjects import mean_nats, ours, shape
+    from benchmarks.timing import ratio
 
     at = shape(settings.scheme_size, length)
-    names = ["none", *(name for name in names if name != "none")]
-    found = run({name: (ours(at, name), mean_nats) for name in names}, at, settings)
-    none = {"case": "none"}
-    for row in found["rows"]:
-        row["of_none"] = against(found, row["case"], none | {"compiled": row["compiled"]})
-    return {"part": "schemes", "size": settings.scheme_size} | strip(found)
+    others = [name for name in names if name != "none"]
+    built = {name: (ours(at, name), mean_nats) for name in ("none", *others)}
+    found = run(built, {"none": others}, at, settings, "of_none", ratio)
+    return {"part": "schemes", "size": settings.scheme_size} | found
 
 
-def run(built: dict[str, tuple[Any, Any]], at: Any, settings: Settings) -> dict[str, Any]:
-    """Turns of all cases; their samples under "samples", for ratios."""
+def run(
+    built: dict[str, tuple[Any, Any]],
+    groups: dict[str, list[str]],
+    at: Any,
+    settings: Settings,
+    key: str,
+    compare: Callable[[Any, Any], dict[str, float]],
+) -> dict[str, Any]:
+    """Turns of all cases; each but the yardsticks gets `key`: its samples compared with those of its yardstick."""
     import torch
 
-    from benchmarks.subjects import Trainee, flops_per_token
     from benchmarks.timing import CEILING, gflops, matrix_product, seconds, take_turns
 
+    modes = (False, True) if settings.compile else (False,)
     tokens = torch.randint(at.vocab_size, (max(1, settings.tokens // at.context), at.context + 1))
     cases: dict[str, Any] = {CEILING: matrix_product()}
     rows: dict[str, dict[str, Any]] = {}
-    for compiled in (False, True) if settings.compile else (False,):
+    for compiled in modes:
         for name, (model, loss) in built.items():
-            trainee = Trainee(model, loss, compiled=compiled)
-            key = label(name, compiled)
-            print(f"  {at.context} tokens: warming {key}", flush=True)
-            for _ in range(2):
-                first = trainee.step(tokens)
-            rows[key] = {
-                "case": name,
-                "compiled": compiled,
-                "parameters": sum(p.numel() for p in model.parameters()),
-                "flops": flops_per_token(model, at) * tokens.shape[0] * at.context,
-                "loss": first.item(),
-            }
-            cases[key] = lambda trainee=trainee: trainee.step(tokens)
-    samples = take_turns(cases, settings.rounds, settings.patience)
+            row, step = warm(name, model, loss, compiled, at, tokens)
+            rows[label(name, compiled)], cases[label(name, compiled)] = row, step
+    turns: dict[str, list[str]] = {CEILING: []}
+    turns |= {label(y, c): [label(name, c) for name in groups[y]] for c in modes for y in groups}
+    samples, around = take_turns(cases, turns, settings.rounds, settings.patience)
     ceiling = gflops(samples[CEILING])
-    for key, row in rows.items():
-        row |= seconds(samples[key])
-        rate = row.pop("flops") / row["seconds"] / 1e9
+    yardstick = {name: y for y, names in groups.items() for name in names}
+    for case, row in rows.items():
+        row |= seconds(samples[case])
+        rate = row["flops"] / row["seconds"] / 1e9
         row |= {"tokens_per_second": tokens.shape[0] * at.context / row["seconds"]}
         row |= {"gflops": rate, "utilisation": rate / ceiling["median"]}
+        if case in around:
+            row[key] = {"case": yardstick[row["case"]]} | compare(samples[case], around[case])
     found = {"length": at.context, "batch": tokens.shape[0], "ceiling_gflops": ceiling}
-    return found | {"rows": list(rows.values()), "samples": samples}
+    return found | {"rows": list(rows.values())}
+
+
+def warm(
+    name: str, model: Any, loss: Any, compiled: bool, at: Any, tokens: Any
+) -> tuple[dict[str, Any], Callable[[], Any]]:
+    """A case's row so far, and its step, after two of them."""
+    from benchmarks.subjects import Trainee
+    from training.cost import flops_per_token
+
+    print(f"  {at.context} tokens: warming {label(name, compiled)}", flush=True)
+    trainee = Trainee(model, loss, compiled=compiled)
+    began = time.perf_counter()
+    for _ in range(2):
+        first = trainee.step(tokens)
+    row = {
+        "case": name,
+        "compiled": compiled,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "flops": flops_per_token(model, at.config) * tokens.shape[0] * at.context,
+        "start_seconds": time.perf_counter() - began,
+        "loss": first.item(),
+    }
+    return row, lambda: trainee.step(tokens)
 
 
 def label(name: str, compiled: bool) -> str:
     return f"{name}, compiled" if compiled else name
-
-
-def against(found: dict[str, Any], name: str, row: dict[str, Any]) -> dict[str, Any]:
-    """Time of `name` by time of the row's case, both compiled or both not."""
-    from benchmarks.timing import ratio
-
-    keys = (label(case, row["compiled"]) for case in (name, row["case"]))
-    a, b = (found["samples"][key] for key in keys)
-    return {"case": name} | ratio(a, b)
-
-
-def strip(found: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in found.items() if key != "samples"}
 
 
 if __name__ == "__main__":

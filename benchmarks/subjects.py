@@ -1,4 +1,4 @@
-"""What is measured: our models by size and scheme, the training step that all models share, its arithmetic.
+"""What is measured: our models by size and scheme, the training step that all models share.
 
 What is unusual: scheme settings are read from configs/position by a reader of just the YAML that those files
 use, so that a machine without a YAML library can run them (a test holds it against one).
@@ -131,21 +131,3 @@ class Trainee:
         self.scaler.update()
         self.optimizer.zero_grad()
         return loss.detach()
-
-
-def matrix_parameters(model: nn.Module, vocab_size: int) -> int:
-    """Parameters beside embeddings and the output layer: N of the usual 6 N operations a token."""
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    if isinstance(model, Transformer):  # positions are tables too
-        tables |= {id(p) for p in model.schemes.parameters()}
-    kept = (p for p in model.parameters() if id(p) not in tables and p.shape[:1] != (vocab_size,))
-    return sum(p.numel() for p in kept)
-
-
-def flops_per_token(model: nn.Module, shape: Shape) -> float:
-    """Of a training step: 6 (N + V d) for matrices, 6 L T d for attention, its causal half counted.
-
-    An output layer counts as such, tied or not; whatever else a scheme computes counts as nothing.
-    """
-    matrices = matrix_parameters(model, shape.vocab_size) + shape.vocab_size * shape.d_model
-    return 6 * matrices + 6 * shape.n_layers * shape.context * shape.d_model

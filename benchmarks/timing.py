@@ -1,9 +1,9 @@
 """Times that can be compared: cases take turns in one process, each when nobody else works.
 
-A ratio is taken inside each round (A B C ... A B C ...), where both cases met the same machine, and then the
-median of the rounds' ratios. A sample is clean if other processes used less than 8 % of one core meanwhile;
-before each the clock waits, up to a minute, for a quiet quarter of a second. Both come from Linux's /proc/stat;
-elsewhere nothing is waited for and no sample is called clean or unclean.
+A case is held against its yardstick just before and just after it (A B A C A ...), where both met the same
+machine, and of the rounds' ratios the median is taken. A sample is clean if other processes used less than 8 %
+of one core meanwhile; before each the clock waits, up to a minute, for a quiet quarter of a second. Both come
+from Linux's /proc/stat; elsewhere nothing is waited for and no sample is called clean or unclean.
 """
 
 import os
@@ -74,14 +74,40 @@ def sample(case: Case, patience: float) -> Sample:
 Samples = dict[str, list[Sample]]
 
 
-def take_turns(cases: Mapping[str, Case], rounds: int, patience: float = PATIENCE) -> Samples:
-    """`rounds` samples of each case, in turn; cases are warm already."""
+def take_turns(
+    cases: Mapping[str, Case],
+    groups: Mapping[str, Sequence[str]],
+    rounds: int,
+    patience: float = PATIENCE,
+) -> tuple[Samples, Samples]:
+    """`rounds` rounds over groups of warm cases: the yardstick before, between and after the others of its group.
+
+    groups: the others by their yardstick. Returns the samples of each case, and for each but the yardsticks what
+    its yardstick took around it, the mean of the samples before and after: a machine that grows slower over
+    some seconds makes neither look slow.
+    """
     taken: Samples = {name: [] for name in cases}
+    around: Samples = {name: [] for others in groups.values() for name in others}
+
+    def take(name: str) -> Sample:
+        taken[name].append(sample(cases[name], patience))
+        return taken[name][-1]
+
     for number in range(rounds):
-        for name, case in cases.items():
-            taken[name].append(sample(case, patience))
+        for yardstick, others in groups.items():
+            before = take(yardstick)
+            for name in others:
+                take(name)
+                after = take(yardstick)
+                around[name].append(both(before, after))
+                before = after
         print(f"  round {number + 1} of {rounds}", flush=True)
-    return taken
+    return taken, around
+
+
+def both(a: Sample, b: Sample) -> Sample:
+    known = a.clean is not None and b.clean is not None
+    return Sample((a.seconds + b.seconds) / 2, (a.clean and b.clean) if known else None)
 
 
 def usable(samples: Sequence[Sample]) -> list[bool]:

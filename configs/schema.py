@@ -7,7 +7,7 @@ answers at once.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from configs.check import LONGEST, within
 from errors import UserError
@@ -69,7 +69,7 @@ class TrainConfig:
     seed: int
     precision: str
     tf32: bool
-    compile: bool
+    compile: bool | Literal["auto"]
     device: str
     resume: str | None
     init_from: str | None

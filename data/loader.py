@@ -8,6 +8,7 @@ of the next. Batches depend neither on the number of processes nor on anything o
 """
 
 import hashlib
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -104,3 +105,37 @@ class Loader:
         n_tokens = len(self.split.tokens)
         epoch, index = divmod(sample, n_tokens // self.context_length)
         return int(epoch_starts(self.seed, epoch, n_tokens, self.context_length)[index])
+
+
+class Ahead:
+    """A loader's batches step by step, the next one read by a thread while this one is trained on.
+
+    pinned: in memory that a GPU copies from without the processor waiting.
+    """
+
+    def __init__(self, loader: Loader, pinned: bool) -> None:
+        self.loader, self.pinned = loader, pinned
+        self.thread = ThreadPoolExecutor(max_workers=1)
+        self.next: tuple[int, Future[Batch]] | None = None
+
+    def batch(self, step: int) -> Batch:
+        waiting = self.next if self.next and self.next[0] == step else self._ask(step)
+        batch = waiting[1].result()
+        self.next = self._ask(step + 1)
+        return batch
+
+    def _ask(self, step: int) -> tuple[int, Future[Batch]]:
+        return step, self.thread.submit(self._read, step)
+
+    def _read(self, step: int) -> Batch:
+        batch = self.loader.batch(step)
+        if not self.pinned:
+            return batch
+        segments = None if batch.segments is None else batch.segments.pin_memory()
+        return Batch(batch.tokens.pin_memory(), segments)
+
+    def __enter__(self) -> "Ahead":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.thread.shutdown(cancel_futures=True)

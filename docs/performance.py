@@ -63,7 +63,8 @@ def peers_table(found: Mapping[str, Any]) -> str:
         f"same rounds: {median:.0f} GFLOP/s (best {best:.0f})."
     )
     theirs = {row["case"] for row in found["rows"] if "ours" in row}
-    rows = []
+    eager = {row["case"]: row for row in found["rows"] if not row["compiled"]}
+    compiled, rows = any(row["compiled"] for row in found["rows"]), []
     for row in sorted(found["rows"], key=lambda r: r["seconds"]):
         who = row["case"] if row["case"] in theirs else f"**ours, {row['case']}**"
         rows.append([
@@ -73,9 +74,23 @@ def peers_table(found: Mapping[str, Any]) -> str:
             f"{row['utilisation']:.2f}",
             f"{spread(row['ours'])} {row['ours']['case']}" if "ours" in row else "",
             clean(row),
+            *([pays(row, eager[row["case"]])] if compiled else []),
         ])  # fmt: skip
     head = ["model", "s a step", "tokens/s", "of the ceiling", "our time / its", "clean"]
+    head += ["compiling takes, pays from"] if compiled else []
     return f"{title}\n\n{table(head, rows)}"
+
+
+def pays(row: Mapping[str, Any], eager: Mapping[str, Any]) -> str:
+    """What compiling took, and after how many steps and FLOPs it has given that back."""
+    if not row["compiled"]:
+        return ""
+    took = row["start_seconds"] - eager["start_seconds"]
+    won = eager["seconds"] - row["seconds"]
+    if won <= 0:
+        return f"{took:.0f} s, never"
+    steps = took / won
+    return f"{took:.0f} s, {steps:,.0f} steps ({steps * row['flops']:.0e} FLOPs)"
 
 
 def schemes() -> str:
@@ -86,7 +101,8 @@ def schemes() -> str:
     names = [row["case"] for row in found[0]["rows"] if not row["compiled"]]
     at = [{r["case"]: r for r in t["rows"] if not r["compiled"]} for t in found]
     rows = [
-        [n, *(cell for t in at for cell in (spread(t[n]["of_none"]), clean(t[n])))] for n in names
+        [n, *(cell for t in at for cell in (spread(t[n].get("of_none")), clean(t[n])))]
+        for n in names
     ]
     head = [
         "scheme",

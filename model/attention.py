@@ -11,7 +11,8 @@ D head width.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,9 +23,11 @@ from model.position.base import Clock, Position
 
 # How many queries a block may hold: near queries fold more exactly; a block that is no view of a
 # line of numbers takes memory, the more so where a pair's score is computed (FIRE: 32 numbers each).
-MOST_ROWS = {"none": 1024, "clock": 256, "distance": 256, "pair": 256}
+MOST_ROWS = {"none": 1024, "clock": 256, "distance": 1024, "pair": 256}
+PLAIN_ROWS = 256  # of scores that learn: PyTorch's plain formula computes what is masked, too
 MOST_ELEMENTS = {"none": 2**24, "clock": 2**24, "distance": 2**24, "pair": 2**19}
 FEWEST_ROWS = 16
+MOST_KEPT = 2**25  # scores of pairs, 128 MiB: up to here layers that share them compute them once
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Places:
     segments: Tensor | None  # (B, Tk) document numbers; a token sees its own document alone
     window: int | None  # a token sees the last `window` tokens, itself among them
     consecutive: bool  # inside a document positions count up by one: distances are of indices
+    pairs: dict[Any, Tensor] = field(default_factory=dict)  # scores that an earlier layer computed
 
     @property
     def length(self) -> int:
@@ -47,6 +51,15 @@ class Places:
         index = index if self.segments is None else restarted(index, self.segments)
         seen = index[..., -self.q_pos.shape[-1] :] + 1
         return (seen if window is None else seen.clamp(max=window)).float()
+
+    def of_last(self, queries: int | None) -> "Places":
+        """For the last queries alone, None for all, and all keys."""
+        n = self.q_pos.shape[-1]
+        return self if queries is None else self.part(n - queries, n)
+
+    def tail(self, x: Tensor) -> Tensor:
+        """The queries' part of x (B, T, C), of new tokens."""
+        return x[:, x.shape[1] - self.q_pos.shape[-1] :]
 
     def part(self, a: int, b: int) -> "Places":
         """For queries [a, b) and the keys up to the last of them."""
@@ -77,14 +90,14 @@ def turn_and_attend(
     """`attend` after the scheme turned queries and keys, with as many queries as it takes at once."""
     Tq, Tk = q.shape[2], k.shape[2]
     span, y = position.span or Tq, []
-    for a in range(0, Tq, span):
+    for a in reversed(range(0, Tq, span)):
         b = min(a + span, Tq)
         end = Tk - Tq + b
         part = places.part(a, b)
         turned = position.rotate(q[:, :, a:b], k[:, :, :end], part.q_pos, part.k_pos, places.length)
         reading = None if clock is None else clock.part(0, end)
         y.append(attend(*turned, v[:, :, :end], position, reading, part, scale))
-    return torch.cat(y, dim=2)
+    return torch.cat(y[::-1], dim=2)
 
 
 def attend(
@@ -115,7 +128,7 @@ def attend(
     for a, b, low, high, mask in dense_blocks(position, places, window, Tq, q):
         qb, kb, vb = folded(a, b, low, high)
         blocks.append(sdpa(qb.flip(2), kb, vb, mask().to(qb.dtype), scale).flip(2))
-    return torch.cat(blocks, dim=2)[..., :D].to(dtype)
+    return torch.cat(blocks[::-1], dim=2)[..., :D].to(dtype)
 
 
 def smallest(a: int | None, b: int | None) -> int | None:
@@ -137,21 +150,25 @@ def sdpa(
 def dense_blocks(
     position: Position, places: Places, window: int | None, Tq: int, q: Tensor
 ) -> Iterator[tuple[int, int, int, int, Callable[[], Tensor]]]:
-    """Queries [a, b), the keys [low, high) that they may see, their mask with its rows reversed.
+    """Queries [a, b), the last first, the keys [low, high) that they may see, their mask with its rows reversed.
 
     So row r and key j of a Toeplitz block lie at r + j in one line of numbers: both strides +1.
     """
     Tk, H = places.length, q.shape[1]
     strided = position.form != "pair" and (position.form != "distance" or places.consecutive)
     table = by_distance(position if strided else None, torch.arange(Tk, device=q.device), window)
+    table = table.to(q.dtype)  # here: of a block's view it would be a copy
     batch = 1 if places.segments is None and places.q_pos.dim() == 1 else q.shape[0]
+    keep = batch * H * Tq * Tk <= MOST_KEPT and not position.per_layer
     rows = MOST_ROWS[position.form]
+    if table.requires_grad:
+        rows = min(rows, PLAIN_ROWS)
     if not strided or places.segments is not None or q.dtype == torch.bfloat16:
         rows = min(rows, MOST_ELEMENTS[position.form] // (batch * H * Tk))
     if window is not None:
         rows = min(rows, max(64, window))  # a block's corners outside the window are wasted work
     rows = max(FEWEST_ROWS, rows)
-    for a in range(0, Tq, rows):
+    for a in reversed(range(0, Tq, rows)):  # the longest first: what it leaves, the others fit into
         b = min(a + rows, Tq)
         high = Tk - Tq + b
         low = 0 if window is None else max(0, Tk - Tq + a - window + 1)
@@ -159,8 +176,7 @@ def dense_blocks(
         def mask(a: int = a, b: int = b, low: int = low, high: int = high) -> Tensor:
             block = toeplitz(table[:, : high - low], b - a)
             if not strided:
-                i = places.q_pos[..., a:b].flip(-1).unsqueeze(-1)
-                block = block + position.pair(i, places.k_pos[..., None, low:high]).movedim(0, -3)
+                block = block + pairs(position, places, a, b, low, high, keep)
             if places.segments is not None:
                 i = places.segments[:, None, high - (b - a) : high].flip(-1).unsqueeze(-1)
                 block = block.masked_fill(i != places.segments[:, None, None, low:high], -torch.inf)
@@ -168,6 +184,20 @@ def dense_blocks(
             return block.to(q.dtype).view(-1, *block.shape[-3:])
 
         yield a, b, low, high, mask
+
+
+def pairs(
+    position: Position, places: Places, a: int, b: int, low: int, high: int, keep: bool
+) -> Tensor:
+    """(B or none, H, b - a, high - low) scores of a block, its rows reversed; keep: for the layers to come."""
+    key = (position, a, b, low, high)
+    if key in places.pairs:
+        return places.pairs[key]
+    i = places.q_pos[..., a:b].flip(-1).unsqueeze(-1)
+    found = position.pair(i, places.k_pos[..., None, low:high]).movedim(0, -3)
+    if keep:
+        places.pairs[key] = found
+    return found
 
 
 def by_distance(position: Position | None, d: Tensor, window: int | None) -> Tensor:

@@ -4,11 +4,13 @@ scale[h] · (c_i - c_j) is a product of vectors: (slope, slope · c_i) times (-c
 doing it exactly.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.position.base import Clock
+from model.position.base import Clock, constant
 
 
 def fold(
@@ -21,7 +23,7 @@ def fold(
     into parts with so few bits that a kernel that sums in float32 multiplies them exactly, and next
     to each part of -c_j stands its own c_i, so that large numbers cancel at once. The c_i terms are
     the same for all keys of a query: the softmax ignores their rounding, and gives them no
-    gradient.
+    gradient. Where all slopes are powers of two, float32 multiplies them exactly with a whole c.
     """
     if q.dtype == torch.float16:  # its largest number is 65,504
         q, k, v = q.float(), k.float(), v.float()
@@ -31,10 +33,14 @@ def fold(
         k, v = (x.repeat_interleave(H // x.shape[1], dim=1) for x in (k, v))
     clock = absorbed(clock, scale)
     # Counted from the middle query, so small near it: some kernels do not sum the channels in order.
-    parts = clock_parts(clock.c - clock.c[..., -1 - Tq // 2, None].detach(), dtype)
+    c = clock.c - clock.c[..., -1 - Tq // 2, None].detach()
+    slopes = slope_parts(clock.scale, scale, dtype)
+    exact = all(power_of_two(s) for part in slopes for s in part) and len(slopes) == 1
+    whole = exact and c.dtype == dtype == torch.float32
+    parts = [c] if whole else clock_parts(c, dtype)
     q_extra, k_extra = [], []
-    for s in slope_parts(clock.scale, scale, dtype):
-        slope = torch.tensor(s, dtype=torch.float64, device=q.device).view(1, H, 1).to(dtype)
+    for s in slopes:
+        slope = constant(s, torch.float64, q.device).view(1, H, 1).to(dtype)
         for c in parts:
             shift = (slope.double() * c[..., Tk - Tq :].detach().double()).to(dtype)
             q_extra += [slope.expand(B, H, Tq), shift.expand(B, H, Tq)]
@@ -44,8 +50,9 @@ def fold(
 
 
 def with_channels(extra: list[Tensor], x: Tensor) -> Tensor:
-    """`extra` as channels in front of x, and zeros behind: GPU kernels want multiples of 8."""
-    pad = -(len(extra) + x.shape[-1]) % 8
+    """`extra` as channels in front of x, and zeros behind: GPU kernels and backward passes want multiples of 8."""
+    quick = x.is_cpu and not torch.is_grad_enabled()  # there narrower is quicker
+    pad = 0 if quick else -(len(extra) + x.shape[-1]) % 8
     return torch.cat(
         (torch.stack(extra, dim=-1), x, x.new_zeros(1).expand(*x.shape[:-1], pad)), dim=-1
     )
@@ -55,8 +62,13 @@ def absorbed(clock: Clock, scale: float) -> Clock:
     """The same scores, the slopes in c where it is float64 and by head: fewer extra channels."""
     if clock.c.dtype != torch.float64 or clock.c.shape[1] != len(clock.scale):
         return clock
-    slopes = torch.tensor(clock.scale, dtype=torch.float64, device=clock.c.device).view(-1, 1)
+    slopes = constant(clock.scale, torch.float64, clock.c.device).view(-1, 1)
     return Clock((scale,) * len(clock.scale), clock.c * (slopes / scale))
+
+
+def power_of_two(slope: float) -> bool:
+    """Whether float32 multiplies it exactly with any number."""
+    return abs(math.frexp(slope)[0]) == 0.5
 
 
 def slope_parts(slopes: tuple[float, ...], scale: float, dtype: torch.dtype) -> list[list[float]]:

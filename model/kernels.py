@@ -1,7 +1,7 @@
-"""The norm and the loss with a backward pass by hand, for eager mode on a CPU.
+"""The norm, the loss and a network of one number with a backward pass by hand, for eager mode on a CPU.
 
 PyTorch's own are made of small steps there: a pass over memory for each, its result kept till the
-backward pass. What these two save of a training step stands in docs/performance.md. Under
+backward pass. What these save of a training step stands in docs/performance.md. Under
 torch.compile, which fuses the steps itself, on a GPU, which has kernels for them, and in mixed
 precision PyTorch's own run; `by_hand` decides.
 """
@@ -15,6 +15,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 CACHED_LOGITS = 2**21  # so many at once: 8 MiB in float32, for a processor's cache to hold
+CACHED_HIDDEN = 2**19  # numbers of a hidden layer at once
 
 
 def by_hand(*tensors: Tensor) -> bool:
@@ -35,6 +36,13 @@ def mean_nats(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     if by_hand(x, weight):
         return MeanNatsByHand.apply(x, weight, targets)
     return F.cross_entropy(F.linear(x, weight).float(), targets)
+
+
+def network(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
+    """w2 relu(w1 x + b1) + b2 (H, *x.shape) of every number in x, by K hidden ones: w2 (H, K)."""
+    if by_hand(x, w1, b1, w2, b2):
+        return NetworkByHand.apply(x.flatten(), w1, b1, w2, b2).view(-1, *x.shape)
+    return (torch.relu(x[..., None] * w1 + b1) @ w2.T + b2).movedim(-1, 0)
 
 
 class RMSNormByHand(Function):
@@ -81,3 +89,40 @@ class MeanNatsByHand(Function):
         grad_x, grad_weight = ctx.saved_tensors
         scale = grad / len(grad_x)
         return grad_x * scale, grad_weight * scale, None
+
+
+class NetworkByHand(Function):
+    """Hidden numbers are never kept: both passes make a part of them at a time, in the cache."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w1, b1, w2)
+        out = x.new_empty(len(w2), len(x))
+        for part, y in zip(*in_parts(len(w1), x, out), strict=True):
+            torch.mm(w2, hidden(part, w1, b1), out=y)
+        return out.add_(b2[:, None])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        x, w1, b1, w2 = ctx.saved_tensors
+        grad_x, grad_w1, grad_b1 = torch.empty_like(x), torch.zeros_like(w1), torch.zeros_like(b1)
+        grad_w2 = torch.zeros_like(w2)
+        for part, gx, g in zip(*in_parts(len(w1), x, grad_x, grad), strict=True):
+            h = hidden(part, w1, b1)
+            grad_w2.addmm_(g, h.T)
+            before = h.sign_().mul_(w2.T @ g)  # of what the ReLU got
+            torch.mv(before.T, w1, out=gx)
+            grad_w1.addmv_(before, part)
+            grad_b1 += before.sum(dim=1)
+        return grad_x, grad_w1, grad_b1, grad_w2, grad.sum(dim=1)
+
+
+def in_parts(hidden: int, *along: Tensor) -> list[tuple[Tensor, ...]]:
+    """Each tensor cut along its last axis, so that `hidden` numbers for each entry fit into the cache."""
+    return [x.split(max(1, CACHED_HIDDEN // hidden), dim=-1) for x in along]
+
+
+def hidden(x: Tensor, w1: Tensor, b1: Tensor) -> Tensor:
+    """(K, n): three quick steps; one that broadcasts twice is slower than they are."""
+    return torch.outer(w1, x).add_(b1[:, None]).relu_()

@@ -40,16 +40,19 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, position: Position, places: Places, cache: LayerCache | None
     ) -> Tensor:
-        q, k, v = (self.heads(w(x)) for w in (self.wq, self.wk, self.wv))
-        last = None if cache is None else cache.last
-        clock = position.clock(x, places.q_pos, last) if position.form == "clock" else None
+        q = self.heads(self.wq(places.tail(x)))
+        k, v = self.heads(self.wk(x)), self.heads(self.wv(x))
+        clock = None
+        if position.form == "clock":
+            last = None if cache is None else cache.last
+            clock = position.clock(x, places.k_pos[..., -x.shape[1] :], last)
         if cache is not None:
             k, v, c = cache.append(k, v, clock.c if clock else None)
             clock = Clock(clock.scale, c) if clock and c is not None else None
         if self.config.log_scale is not None:
             seen = places.seen(smallest(position.window, places.window))  # (T,) or (B, T)
             q = (wide(q) * (seen.log() * self.config.log_scale)[..., None, :, None]).type_as(q)
-        y = turn_and_attend(q, k, v, position, clock, places, self.config.scale)  # (B, H, T, D)
+        y = turn_and_attend(q, k, v, position, clock, places, self.config.scale)  # (B, H, Tq, D)
         return self.wo(y.transpose(1, 2).flatten(2))
 
     def heads(self, x: Tensor) -> Tensor:
@@ -80,7 +83,7 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, position: Position, places: Places, cache: LayerCache | None
     ) -> Tensor:
-        x = x + self.attn(self.attn_norm(x), position, places, cache)
+        x = places.tail(x) + self.attn(self.attn_norm(x), position, places, cache)
         return x + self.ffn(self.ffn_norm(x))
 
 
@@ -143,10 +146,10 @@ class Transformer(nn.Module):
         document; segments (B, T) document numbers, where a token may see its own document alone;
         window: how many tokens it may see.
         """
-        x = self.features(tokens, pos=pos, segments=segments, window=window, cache=cache)
+        last = None if targets is None else targets.shape[1]
+        x = self.features(tokens, pos=pos, segments=segments, window=window, cache=cache, last=last)
         if targets is None:
             return self.head(x).float()
-        x = x[:, x.shape[1] - targets.shape[1] :]
         if mean:
             return mean_nats(x.flatten(0, 1), self.head.weight, targets.flatten())
         return self.nats(x, targets)
@@ -159,13 +162,19 @@ class Transformer(nn.Module):
         segments: Tensor | None = None,
         window: int | None = None,
         cache: Cache | None = None,
+        last: int | None = None,
     ) -> Tensor:
-        """What the output layer reads: (B, T, C)."""
+        """What the output layer reads: (B, T, C), or (B, last, C) of the last tokens alone.
+
+        The other tokens' part of the last layer are its keys and values; the rest is not computed.
+        """
         places = self.places(tokens, pos, segments, window, cache)
         x = self.embed(tokens)
         for scheme in self.schemes:
             x = scheme.embed(x, places.q_pos)  # type: ignore[operator]
         for i, block in enumerate(self.blocks):
+            if i == len(self.blocks) - 1:
+                places = places.of_last(last)
             x = block(x, self.positions[i], places, cache.layers[i] if cache else None)
         return self.norm(x)
 
@@ -199,8 +208,8 @@ class Transformer(nn.Module):
             if segments is not None:
                 pos = restarted(pos, segments)
             self.check_length(start + tokens.shape[1])
-        elif self.max_length is not None:
-            self.check_length(int(pos.max()) + 1)
+        elif self.max_length is not None and pos.is_cpu and not torch.compiler.is_compiling():
+            self.check_length(int(pos.max()) + 1)  # a GPU would be waited for: callers know theirs
         k_pos = pos
         if cache is not None:
             k_pos = pos if cache.pos is None else torch.cat((cache.pos, pos), dim=-1)

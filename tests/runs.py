@@ -45,7 +45,7 @@ def same_bits(a: Path, b: Path) -> None:
 
 def same_metrics(a: Path, b: Path) -> None:
     """Step by step the same numbers, whatever the attempt, but for what a clock says."""
-    timed = {"seconds", "attempt", "train/tokens_per_second"}
+    timed = {"seconds", "attempt", "train/tokens_per_second", "train/mfu"}
     one, two = (
         [{k: v for k, v in r.items() if k not in timed} for r in read_metrics(f / "metrics.jsonl")]
         for f in (a, b)

@@ -16,6 +16,7 @@ from benchmarks.timing import Sample
 from data.files import Files
 from docs import performance
 from errors import UserError
+from training.cost import flops_per_token
 
 NANOGPT = """
 import torch, torch.nn as nn, torch.nn.functional as F
@@ -73,7 +74,8 @@ def low_ceiling(monkeypatch):
     monkeypatch.setattr(timing, "SIZE", 64)
 
 
-def test_speed(tmp_path, checkout, shown):
+def test_speed(tmp_path, checkout, shown, monkeypatch):
+    monkeypatch.setattr(timing, "quiet", lambda *_: None)  # every sample counts
     words = ["sizes=tiny", "lengths=16", "scheme_size=tiny", "scheme_lengths=16", "tokens=32"]
     words += ["rounds=1", "patience=0", f"nanogpt={checkout}", f"out={tmp_path}/speed.json"]
     speed.measure(options.parse(speed.Settings, words))
@@ -89,8 +91,14 @@ def test_speed(tmp_path, checkout, shown):
         assert row["tokens_per_second"] == pytest.approx(tokens)
         if name in theirs:
             ours = rows[peers.PEERS[name].like]
-            assert row["ours"]["ratio"] == pytest.approx(ours["seconds"] / row["seconds"])
-    assert schemes["rows"][0]["case"] == "none"
+            assert row["ours"]["case"] == peers.PEERS[name].like
+            found = row["ours"]["ratio"] * row["seconds"]  # one round: one sample of theirs
+            assert ours["fastest"] <= found * 1.0001 and found <= ours["slowest"] * 1.0001
+    none, *others = schemes["rows"]
+    assert none["case"] == "none" and "of_none" not in none
+    for row in others:
+        found = row["seconds"] / row["of_none"]["ratio"]
+        assert none["fastest"] <= found * 1.0001 and found <= none["slowest"] * 1.0001
     assert {row["case"] for row in schemes["rows"]} == set(SCHEMES)
     assert "nanoGPT | 0." in shown("peers") and "| t5 |" in shown("schemes")
     assert checkout not in json.dumps(report)  # results name no folder of the machine
@@ -114,9 +122,9 @@ def test_the_same_model_at_the_same_shape():
     assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in ours.parameters())
     d, ff, L, V = 256, 704, 4, 4096
     matrices = L * (4 * d * d + 3 * d * ff) + V * d
-    found = subjects.flops_per_token(ours, shape)
+    found = flops_per_token(ours, shape.config)
     assert found == pytest.approx(6 * matrices + 6 * L * 64 * d, rel=1e-3)  # norms are the rest
-    assert found == subjects.flops_per_token(model, shape)
+    assert found == flops_per_token(model, shape.config)
 
 
 def test_evaluation(tmp_path, shown, monkeypatch):
@@ -252,9 +260,13 @@ def test_a_busy_neighbour_makes_a_sample_unclean(monkeypatch):
 
 def test_turns_are_rounds():
     order = []
-    cases = {name: lambda name=name: order.append(name) for name in "abc"}
-    taken = timing.take_turns(cases, 2, patience=0)
-    assert "".join(order) == "abcabc" and [len(s) for s in taken.values()] == [2, 2, 2]
+    cases = {name: lambda name=name: order.append(name) for name in "abcd"}
+    taken, around = timing.take_turns(cases, {"d": [], "a": ["b", "c"]}, 2, patience=0)
+    assert "".join(order) == "dabaca" * 2
+    assert {name: len(s) for name, s in taken.items()} == {"a": 6, "b": 2, "c": 2, "d": 2}
+    a = [s.seconds for s in taken["a"]]
+    assert [s.seconds for s in around["b"]] == [(a[0] + a[1]) / 2, (a[3] + a[4]) / 2]
+    assert [s.seconds for s in around["c"]] == [(a[1] + a[2]) / 2, (a[4] + a[5]) / 2]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ class Journal:
     progress: Lines
     state: State
     tokens: int  # a step, over all devices
+    ideal: float  # seconds a step by arithmetic, at the speed of a matrix product: training/cost.py
     losses: list[float | Tensor] = field(default_factory=list)  # since the last logged step
 
     def __post_init__(self) -> None:
@@ -39,6 +40,7 @@ class Journal:
             "train/grad_norm": norm.item(),
             "train/lr": lr,
             "train/tokens_per_second": steps * self.tokens / seconds,
+            "train/mfu": steps * self.ideal / seconds,
         }
 
     def log(self, numbers: dict[str, float], batch: Batch) -> None:

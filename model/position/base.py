@@ -12,6 +12,7 @@ alone.
 B batch, T tokens (Tq queries, Tk keys), C model width, H heads, Hkv key/value heads, D head width.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -91,6 +92,11 @@ class Position(nn.Module):
         Pairs that attention will mask (j after i in the sequence) may hold any finite number.
         """
         return self.distance((i - j).clamp(min=0))
+
+
+def constant(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(n,) numbers on a device, without waiting for it, as torch.tensor(..., device=device) does."""
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
 
 
 def angle_dtype(device: torch.device) -> torch.dtype:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from configs.check import LONGEST, within
 from errors import UserError
 from model.config import ModelConfig
+from model.kernels import network
 from model.position.base import Position, wide
 
 EPSILON = 1e-6  # in the denominator, as released
@@ -50,5 +51,4 @@ class FIRE(Position):
         distance = (i - j).clamp(min=0)
         share = torch.log1p(c * distance) / (torch.log1p(c * reach) + EPSILON)
         with torch.autocast(i.device.type, enabled=False):
-            hidden = torch.relu(share[..., None] * wide(self.w1) + wide(self.b1))
-            return (hidden @ wide(self.w2).T + wide(self.b2)).movedim(-1, 0)
+            return network(share, *map(wide, (self.w1, self.b1, self.w2, self.b2)))

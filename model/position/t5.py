@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from configs.check import LONGEST, within
 from errors import UserError
 from model.config import ModelConfig
-from model.position.base import Position, wide
+from model.position.base import Position, constant, wide
 
 
 def bucket_starts(buckets: int, max_distance: int) -> list[int]:
@@ -47,5 +47,5 @@ class T5(Position):
         nn.init.normal_(self.table, std=self.config.d_model**-0.5, generator=generator)
 
     def distance(self, d: Tensor) -> Tensor:
-        starts = torch.tensor(self.starts, device=d.device)
+        starts = constant(self.starts, torch.int64, d.device)
         return wide(self.table)[:, torch.bucketize(d, starts, right=True)]

@@ -1,5 +1,6 @@
 """The loader: each step's batch depends on the seed and the step alone, and an epoch trains each window once."""
 
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.loader import Loader, batch_hash
+from data.loader import Ahead, Batch, Loader, batch_hash
 from data.prepare import TokenSplit
 from errors import UserError
 
@@ -130,3 +131,36 @@ def test_what_does_not_fit_is_named() -> None:
         loader(stream([8]))
     with pytest.raises(UserError, match=r"train\.batch_size=4"):
         loader(stream([90]), world=3)
+
+
+@given(steps=st.lists(st.integers(0, 60), max_size=8))
+def test_reading_ahead_changes_nothing(steps: list[int]) -> None:
+    load = loader(stream([40, 17, 64]), document_mask=True)
+    with Ahead(load, pinned=False) as ahead:
+        for step in [*steps, *range(5)]:
+            assert batch_hash(ahead.batch(step)) == batch_hash(load.batch(step))
+
+
+def test_reading_ahead_reads_the_next_step_while_this_one_is_used() -> None:
+    asked, load = Queue[int](), loader(stream([1000]))
+    read = load.batch
+    load.batch = lambda step: asked.put(step) or read(step)  # type: ignore[method-assign]
+    with Ahead(load, pinned=False) as ahead:
+        ahead.batch(3)
+        assert [asked.get(timeout=10), asked.get(timeout=10)] == [3, 4]
+        ahead.batch(4)
+        assert asked.get(timeout=10) == 5  # and 4 not again
+
+
+def test_what_goes_wrong_while_reading_ahead_is_raised_when_it_is_wanted() -> None:
+    def broken(step: int) -> Batch:
+        if step == 1:
+            raise OSError("no disk")
+        return Batch(torch.zeros(1, 2), None)
+
+    load = loader(stream([1000]))
+    load.batch = broken  # type: ignore[method-assign]
+    with Ahead(load, pinned=False) as ahead:
+        ahead.batch(0)
+        with pytest.raises(OSError, match="no disk"):
+            ahead.batch(1)

@@ -4,7 +4,7 @@ Seen below autograd, operator by operator: what is asserted is what ran, not wha
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import yaml
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 from model import kernels
 from model.config import ModelConfig
@@ -27,11 +28,13 @@ SHAPE = ModelConfig(
 
 
 class Watch(TorchDispatchMode):
-    """The names of all operators that run; how often attention got a mask; the largest new tensor."""
+    """The names of all operators that run; how often attention got a mask; the largest new tensor;
+    the operators that wait for a device."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ran: list[str] = []
+        self.waits: list[str] = []
         self.masks, self.largest = 0, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -39,6 +42,10 @@ class Watch(TorchDispatchMode):
         self.ran.append(name)
         if name == FLASH:
             self.masks += (kwargs or {}).get("attn_mask") is not None
+        target = (kwargs or {}).get("device")
+        moves = name == "_to_copy.default" and target is not None and target != args[0].device
+        if moves and not (kwargs or {}).get("non_blocking"):
+            self.waits.append(name)
         out = func(*args, **(kwargs or {}))
         given = {x.untyped_storage().data_ptr() for x in tree_leaves(args) if torch.is_tensor(x)}
         for x in tree_leaves(out):
@@ -111,6 +118,9 @@ def test_evaluation_memory_grows_with_the_length_and_not_with_its_square(name):
         return  # as long as its table
     small, large = (run(model, False, n).largest for n in lengths)
     assert large <= 2.1 * small
+    assert large < 1024 * lengths[1] / 4, (
+        "a block of scores was copied: it is to be a view, or small"
+    )
 
 
 def test_logits_are_made_for_scored_tokens_alone():
@@ -119,6 +129,41 @@ def test_logits_are_made_for_scored_tokens_alone():
     with watched(False) as watch:
         model(text, text[:, :3])
     assert watch.largest < 200 * SHAPE.vocab_size
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@torch.no_grad()
+def test_the_last_layer_is_computed_for_scored_tokens_alone(name):
+    """It is as if all were scored, for less work: of the others the last layer needs keys and values alone."""
+    model = build(name)
+    text = torch.randint(SHAPE.vocab_size, (2, T + 1))
+    segments = (torch.arange(T) >= 200).long().expand(2, T)
+    for given in ({}, {"window": 50}, {"segments": segments}):
+        all_ = model(text[:, :-1], text[:, 1:], **given)
+        for scored in (1, 7, T - 1):
+            found = model(text[:, :-1], text[:, -scored:], **given)
+            assert torch.allclose(found, all_[:, -scored:], atol=5e-6)
+    work = []
+    for scored in (T, 7):
+        with FlopCounterMode(display=False) as counter:
+            model.features(text[:, :-1], last=scored)
+        work.append(counter.get_total_flops())
+    layer = 2 * 2 * T * (2 * 32 * 32 + 3 * 32 * 48)  # of two texts: wq, wo and the feed-forward
+    assert work[0] - work[1] > 0.9 * layer
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@torch.no_grad()
+def test_a_forward_pass_never_waits_for_the_device(name, monkeypatch):
+    """Seen without a GPU: the meta device has no numbers to wait for, and refuses whoever asks."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # knows no meta device
+    model = build(name).to("meta")
+    text = torch.empty(2, T, dtype=torch.long, device="meta")
+    with Watch() as watch:
+        for given in ({}, {"window": 50}, {"segments": text}, {"pos": text[0]}):
+            model(text, text, **given)
+            model(text, text[:, :7], **given)
+    assert not watch.waits
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (2, 3, 8)])
@@ -147,6 +192,16 @@ def test_mean_nats_by_hand(rows, monkeypatch):
     assert torch.autograd.gradcheck(lambda x, w: kernels.mean_nats(x, w, targets), (x, weight))
     expected = F.cross_entropy(x @ weight.T, targets)
     assert torch.allclose(kernels.mean_nats(x, weight, targets), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("numbers", [3, 12, 1000], ids=lambda n: f"{n} hidden numbers at once")
+def test_network_by_hand(numbers, monkeypatch):
+    monkeypatch.setattr(kernels, "CACHED_HIDDEN", numbers)
+    shapes = (7, 2), (5,), (5,), (3, 5), (3,)
+    x, w1, b1, w2, b2 = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes)
+    assert torch.autograd.gradcheck(kernels.network, (x, w1, b1, w2, b2))
+    expected = (torch.relu(x[..., None] * w1 + b1) @ w2.T + b2).movedim(-1, 0)
+    assert torch.allclose(kernels.network(x, w1, b1, w2, b2), expected, atol=1e-12)
 
 
 def test_mean_nats_of_a_hopeless_guess_is_finite():

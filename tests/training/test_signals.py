@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, SMALL, command
 
-import data.prepare
 import train as train_module
 from tests.runs import same_bits, same_metrics
-from training import checkpoint, validation
+from training import checkpoint, feed, validation
 from training.distributed import World
 from training.signals import Stop
 
@@ -46,7 +45,7 @@ def test_while_data_is_prepared_there_is_nothing_to_save(
     tmp_path, monkeypatch, corpus, capfd, number, code
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(data.prepare, "prepare_split", lambda *_: kill(number))
+    monkeypatch.setattr(feed, "prepare_split", lambda *_: kill(number))
     assert command("train", *SMALL, *corpus) == code
     assert "stopped before the first step: there is nothing to save" in capfd.readouterr().err
     assert not list(tmp_path.rglob("config.yaml"))

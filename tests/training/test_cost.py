@@ -1,0 +1,61 @@
+"""The arithmetic of a step, the ceiling that it is held against, and when compiling is worth it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.subjects import shape
+from model.transformer import Transformer
+from tests.runs import records
+from training import cost
+from training.precision import Precision
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("length", [16, 64])
+def test_model_flops_are_those_that_run(length, tied):
+    """A backward pass does twice the forward's, and attention's causal half is half of its products."""
+    at = shape("tiny", length)
+    model = Transformer(replace(at.config, tie_embeddings=tied), {"name": "none"})
+    text = torch.zeros(1, length, dtype=torch.long)
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
+        model(text, text)
+    counts = counter.get_flop_counts()["Global"]
+    attention = sum(n for product, n in counts.items() if "bmm" in str(product))
+    forward = counter.get_total_flops() - attention / 2
+    norms = 6 * (2 * at.n_layers + 1) * at.d_model  # parameters that no matrix product has
+    found = cost.flops_per_token(model, at.config)
+    assert attention > 0 and found == pytest.approx(3 * forward / length + norms)
+
+
+def test_a_ceiling_is_of_this_machine_and_draws_nothing_from_the_global_generator():
+    before = torch.get_rng_state()
+    found = cost.ceiling(Precision("fp32", CPU))
+    assert 1e8 < found < 1e15
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("setting", [True, False])
+def test_compile_as_it_was_set(setting):
+    assert (
+        cost.compiles(setting, 1e30, CPU) is setting and cost.compiles(setting, 1, CPU) is setting
+    )
+
+
+def test_compile_auto_goes_by_the_length_of_the_run():
+    assert not cost.compiles("auto", cost.PAYS_FROM["cpu"] * 0.99, CPU)
+    assert cost.compiles("auto", cost.PAYS_FROM["cpu"], CPU)
+    assert not cost.compiles("auto", 1e30, torch.device("mps")), "never where nobody has measured"
+
+
+def test_the_metric_is_speed_by_the_ceiling(smoke):
+    found = [r for r in records(smoke("rope")) if "train/mfu" in r]
+    assert len(found) > 1 and all(0 < r["train/mfu"] < 1.5 for r in found)
+    ratios = [r["train/tokens_per_second"] / r["train/mfu"] for r in found]
+    assert ratios == pytest.approx([ratios[0]] * len(ratios))

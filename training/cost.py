@@ -1,0 +1,66 @@
+"""What a training step costs by arithmetic, what the device can do, and whether compiling pays.
+
+Model FLOPs a token of a training step: 6 (N + V d) + 6 L T d, with N the parameters beside embeddings and output
+layer, V the vocabulary, d the width, L the layers, T the context, of whose square the causal half counts (Kaplan
+et al. 2020, arXiv 2001.08361, appendix; 2 operations a multiplication, and backward twice forward). What a
+position scheme computes counts as nothing. `train/mfu` is their rate by that of a matrix product, measured
+on the same device in the same format as the run starts: no table of devices' promises to go stale.
+"""
+
+import statistics
+import time
+
+import torch
+from torch import nn
+
+from model.config import ModelConfig
+from model.transformer import Transformer
+from training.precision import DTYPES, Precision
+
+# From how many model FLOPs on torch.compile gives back the time that it takes (docs/performance.md): on two cores of
+# a CPU, measured. No GPU has been measured: there nothing is compiled unless asked for.
+PAYS_FROM = {"cpu": 2e14}
+
+
+def matrix_parameters(model: nn.Module) -> int:
+    """Parameters beside embeddings and the output layer: N. Of other people's models, where the two are tied."""
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    if isinstance(model, Transformer):  # positions are tables too
+        tables |= {id(p) for p in [model.head.weight, *model.schemes.parameters()]}
+    return sum(p.numel() for p in model.parameters() if id(p) not in tables)
+
+
+def flops_per_token(model: nn.Module, config: ModelConfig) -> int:
+    """Model FLOPs of a training step by its tokens, of a model of this shape, ours or another's.
+
+    The output layer counts, tied or not.
+    """
+    matrices = matrix_parameters(model) + config.vocab_size * config.d_model
+    return 6 * matrices + 6 * config.n_layers * config.context_length * config.d_model
+
+
+def ceiling(precision: Precision) -> float:
+    """FLOPs a second of a square matrix product in the run's format: the median of five."""
+    device, dtype = precision.device, DTYPES[precision.name]
+    size = 8192 if device.type == "cuda" else 1024
+    generator = torch.Generator(device).manual_seed(0)  # zeros would be quicker, on some GPUs
+    draw = lambda: torch.randn(size, size, generator=generator, device=device, dtype=dtype)  # noqa: E731
+    a, b = draw(), draw()
+
+    def product() -> float:
+        began = time.perf_counter()
+        torch.mm(a, b)[0, 0].item()  # waits for a GPU
+        return time.perf_counter() - began
+
+    product()
+    return 2 * size**3 / statistics.median(product() for _ in range(5))
+
+
+def compiles(setting: bool | str, flops: float, device: torch.device) -> bool:
+    """Whether a run of so many model FLOPs is compiled: as it was set, or for `auto` where it pays.
+
+    By the whole length of a run and not what is left of it, so that one that goes on computes as before.
+    """
+    if setting != "auto":
+        return bool(setting)
+    return flops >= PAYS_FROM.get(device.type, float("inf"))
