@@ -19,7 +19,6 @@ from benchmarks.options import ROOT, command, machine, save
 from errors import UserError
 
 LAST = 32  # tokens of same_tokens' blocks
-KINDS = ("all", "last")
 
 
 @dataclass
@@ -40,7 +39,8 @@ class Settings:
         ]
     )  # one or two of each form
     lengths: list[int] = field(default_factory=lambda: [512, 2048, 4096, 8192, 16384])
-    rounds: int = 3
+    kinds: list[str] = field(default_factory=lambda: ["all", "last"])
+    rounds: int = 5
     threads: int = 0  # 0: torch's choice
     patience: float = 60.0
     memory: str = ""  # scheme,length,kind: measure this alone, in this process
@@ -58,7 +58,7 @@ def measure(settings: Settings) -> dict[str, Any] | None:
     names = ["none", *(name for name in settings.schemes if name != "none")]
     report: dict[str, Any] = {"machine": machine(), "settings": asdict(settings), "rows": []}
     for length in settings.lengths:
-        for kind in KINDS:
+        for kind in settings.kinds:
             report["rows"] += table(names, length, kind, settings)
             save(settings.out, report)
     report["growth"] = growth(report["rows"], settings.lengths)
