@@ -8,9 +8,7 @@ evaluation/protocols.py's business.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +16,7 @@ from configs.check import LONGEST, build, within
 from configs.cli import command
 from configs.schema import EvalConfig
 from errors import UserError
+from revision import revision
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +28,9 @@ if TYPE_CHECKING:
     from training.precision import Precision
 
 
+CODE = ("eval.py", "model", "data", "training", "evaluation")  # what makes the numbers
+
+
 def evaluate(config: EvalConfig, given: list[str], world: World) -> None:
     from training import run
 
@@ -37,9 +39,12 @@ def evaluate(config: EvalConfig, given: list[str], world: World) -> None:
 
 
 def evaluate_run(folder: Path, config: EvalConfig, given: list[str], world: World) -> None:
+    import torch
+
     from data.corpora import CORPORA
     from data.prepare import count_words, prepare_split
     from evaluation import results
+    from evaluation.header import header, unusual
     from evaluation.terminal import show_rows
     from training import checkpoint, run
     from training.precision import Precision
@@ -61,32 +66,27 @@ def evaluate_run(folder: Path, config: EvalConfig, given: list[str], world: Worl
     corpus = build("data", CORPORA, trained.data)
     split = world.first(lambda: prepare_split(corpus, config.split, tokenizer))
     world.same(f"the text in data.{config.split}", split.hash)
-    header = {
-        "label": label(trained.position, position, given, unusual(config, precision.name)),
-        "position": position["name"],
-        "position_settings": position,
-        "trained_position": trained.position["name"],
-        "trained_context": trained.context_length,
-        "checkpoint_step": checkpoint.step_of(path),
-        "seed": trained.seed,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "position_parameters": sum(p.numel() for p in model.schemes.parameters()),
-        "data": trained.data["name"],
-        "split": config.split,
-        "precision": precision.name,
-        "bos": config.eval.bos,
-        "data_hash": split.hash,
-        "tokenizer_hash": tokenizer.hash,
-        **environment(),
-    }
-    file = folder / "eval" / f"{header['label']}.json"
+    about = header(
+        label(trained.position, position, given, unusual(config, precision.name)),
+        position,
+        trained,
+        config,
+        model,
+        checkpoint_step=checkpoint.step_of(path),
+        precision=precision.name,
+        data_hash=split.hash,
+        tokenizer_hash=tokenizer.hash,
+        torch=torch.__version__,
+        commit=revision(*CODE),
+    )
+    file = folder / "eval" / f"{about['label']}.json"
     plans = make_plans(config, trained.context_length, split)
     counted = corpus.words and any(plan.whole for plan in plans)
     words = count_words(split, tokenizer) if counted else None
     reach = trained.train.position_range
     measure(
         file,
-        header,
+        about,
         plans,
         model,
         split,
@@ -103,10 +103,10 @@ def evaluate_run(folder: Path, config: EvalConfig, given: list[str], world: Worl
     with tracker:
         tracker.start(
             folder=folder,
-            name=f"{folder.parent.name}/{folder.name} eval {header['label']}",
+            name=f"{folder.parent.name}/{folder.name} eval {about['label']}",
             group=run.group_name(folder),
             job_type="eval",
-            config={**dataclasses.asdict(trained), "evaluation": header},
+            config={**dataclasses.asdict(trained), "evaluation": about},
             run_id=None,
         )
         tracker.log_evaluation(rows)
@@ -114,38 +114,6 @@ def evaluate_run(folder: Path, config: EvalConfig, given: list[str], world: Worl
     for line in tracker.notes:
         print(line)
     print(f"done: {file}\nnext: python compare.py 'runs=[outputs/*/*]'")
-
-
-def unusual(config: EvalConfig, precision: str) -> dict[str, str]:
-    """What belongs into a label, since it makes other numbers: anything but the last checkpoint on the test split."""
-    usual = {"split": "test", "checkpoint": "last", "precision": "fp32", "bos": "false"}
-    mine = {"split": config.split, "checkpoint": str(config.checkpoint), "precision": precision}
-    mine["bos"] = str(config.eval.bos).lower()
-    return {key: value for key, value in mine.items() if value != usual[key]}
-
-
-def environment() -> dict[str, str | None]:
-    """Which code runs: torch's version, git's commit, behind a "+" a digest of code that is not the commit's."""
-    import torch
-
-    from storage import digest
-
-    root = Path(__file__).parent
-    parts = ["eval.py", "model", "data", "training", "evaluation"]
-
-    def git(*words: str) -> str | None:
-        try:
-            done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True)
-        except OSError:  # no git on this machine
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    commit = git("rev-parse", "HEAD")
-    if not commit or git("status", "--porcelain", "--", *parts):
-        files = sorted(f for part in parts for f in [root / part, *(root / part).rglob("*.py")])
-        code = "".join(digest(f) for f in files if f.is_file())
-        commit = f"{commit or ''}+{hashlib.sha256(code.encode()).hexdigest()[:8]}"
-    return {"torch": torch.__version__, "commit": commit}
 
 
 def make_plans(config: EvalConfig, trained_context: int, split: TokenSplit) -> list[Plan]:

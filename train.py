@@ -69,6 +69,7 @@ def train_until(
     world.check_batch(settings.batch_size, settings.accumulate)
     device = world.device(config.device)
     precision = Precision.choose(config.precision, device)
+    cost.check_compile(config.compile, device)
     tracker = build("tracker", TRACKERS, config.tracker) if world.main else NoTracker()
     corpus = build("data", CORPORA, config.data)
     spec = build("tokenizer", TOKENIZERS, config.tokenizer)
@@ -220,12 +221,12 @@ class Loop:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         n, device, losses = settings.accumulate, self.precision.device, []
-        parts = batch.tokens.to(device, non_blocking=True).chunk(n)
-        pos = draw(
-            settings.position_range, self.config.context_length, self.config.seed, self.state.step
-        )
-        pos = None if pos is None else pos.to(device)
-        masks = [None] * n if batch.segments is None else batch.segments.to(device).chunk(n)
+        batch = batch.to(device)
+        reach = settings.position_range
+        pos = draw(reach, self.config.context_length, self.config.seed, self.state.step)
+        pos = None if pos is None else pos.to(device, non_blocking=True)
+        parts = batch.tokens.chunk(n)
+        masks = [None] * n if batch.segments is None else batch.segments.chunk(n)
         for i, (tokens, segments) in enumerate(zip(parts, masks, strict=True)):
             inputs, targets = tokens[:, :-1], tokens[:, 1:]
             with self.world.part(self.compiled, last=i == n - 1):

@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.options import ROOT, command, machine, save
+from benchmarks.options import command, machine, save
 from errors import UserError
+from revision import ROOT
 
 LAST = 32  # tokens of same_tokens' blocks
 

@@ -27,8 +27,9 @@ import torch
 
 from benchmarks import gpu_attention, gpu_models
 from benchmarks.gpu_models import Bench, Cases
-from benchmarks.options import ROOT, command, machine
+from benchmarks.options import command, machine
 from errors import UserError
+from revision import ROOT
 
 GRACE = 30.0  # seconds that a case may take beyond its part's share
 

@@ -9,7 +9,6 @@ import dataclasses
 import json
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,10 +16,10 @@ from typing import Any, TypeVar, get_origin, get_type_hints
 
 from configs.check import fit, nearest
 from errors import UserError
+from revision import revision
 from storage import replace_text
 
 T = TypeVar("T")
-ROOT = Path(__file__).parents[1]
 
 
 def scalar(text: str) -> Any:
@@ -79,7 +78,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "commit": commit(),
+        "commit": revision("benchmarks", "model", "data", "training"),
     }
     if device.startswith("cuda"):
         found["gpu"] = torch.cuda.get_device_name()
@@ -94,16 +93,6 @@ def processor() -> str:
         return platform.processor()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
-
-
-def commit() -> str | None:
-    """git's, with a "+" where the code is not the commit's; None without git."""
-    try:
-        words = ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    except OSError:
-        return None
-    return done.stdout.strip() or None
 
 
 def save(path: str | Path, report: dict[str, Any]) -> None:

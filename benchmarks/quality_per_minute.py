@@ -18,8 +18,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benchmarks.options import ROOT, command, machine, save
+from benchmarks.options import command, machine, save
 from errors import UserError
+from revision import ROOT
 
 
 @dataclass

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from benchmarks.options import ROOT, scalar
+from benchmarks.options import scalar
 from errors import UserError
 from model.config import ModelConfig
 from model.transformer import Transformer
+from revision import ROOT
 
 POSITIONS = ROOT / "configs/position"
 SCHEMES = sorted(path.stem for path in POSITIONS.glob("*.yaml"))

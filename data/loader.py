@@ -30,6 +30,12 @@ class Batch:
     tokens: Tensor  # (B, T + 1) int64: inputs [:, :-1], targets [:, 1:]
     segments: Tensor | None  # (B, T) int64
 
+    def to(self, device: torch.device) -> "Batch":
+        """On a device, which is not waited for."""
+        segments = self.segments
+        segments = None if segments is None else segments.to(device, non_blocking=True)
+        return Batch(self.tokens.to(device, non_blocking=True), segments)
+
 
 def batch_hash(batch: Batch) -> str:
     """16 hexadecimal digits, the same for equal batches."""
@@ -40,7 +46,7 @@ def batch_hash(batch: Batch) -> str:
     return sha256.hexdigest()[:16]
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)  # a batch may hold the end of one and the start of the next
 def epoch_starts(seed: int, epoch: int, n_tokens: int, length: int) -> np.ndarray:
     """Where each window of an epoch starts, in the order they are taken: (N // T,) int64.
 

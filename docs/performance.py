@@ -34,7 +34,7 @@ def machine(report: Mapping[str, Any]) -> str:
     commit = str(found["commit"])
     return (
         f"{found['processor']}, {found['threads']} threads, torch {found['torch']}, "
-        f"commit {commit[:10]}{'+' * commit.endswith('+')}."
+        f"commit {commit[:10]}{'+' * ('+' in commit)}."
     )
 
 
@@ -121,6 +121,8 @@ def evaluation() -> str:
         lengths = sorted({row["length"] for row in report["rows"]})
         names = list(dict.fromkeys(row["scheme"] for row in report["rows"]))
         at = {(r["scheme"], r["length"]): r for r in report["rows"] if r["scored"] == kind}
+        if not at:
+            continue
         rows = [[name, *(cost(at.get((name, n))) for n in lengths)] for name in names]
         parts.append(f"{title}:\n\n{table(['scheme', *(f'{n:,}' for n in lengths)], rows)}")
     if report.get("growth"):

@@ -20,39 +20,11 @@ from zipfile import BadZipFile
 import numpy as np
 
 from errors import UserError
+from evaluation.header import CODE, HEADER, IDENTITY
 from evaluation.protocols import Plan, Scores
 from evaluation.statistics import CHECKPOINT_UNIT, block_interval
 from storage import replace, replace_text
 
-HEADER = (
-    "label",
-    "position",
-    "position_settings",
-    "trained_position",
-    "trained_context",
-    "checkpoint_step",
-    "seed",
-    "parameters",
-    "position_parameters",
-    "data",
-    "split",
-    "precision",
-    "bos",
-    "data_hash",
-    "tokenizer_hash",
-    "torch",
-    "commit",
-)
-# Rows of one file agree in these. Each says for itself which code measured it, and is not measured again by the same.
-IDENTITY = (
-    "checkpoint_step",
-    "data_hash",
-    "tokenizer_hash",
-    "position_settings",
-    "split",
-    "precision",
-    "bos",
-)
 ROW = (
     "protocol",
     "context_length",
@@ -74,7 +46,6 @@ ROW = (
     "torch",
     "commit",
 )
-CODE = ("torch", "commit")  # written into a row when it is saved
 ROW_KEY = ("protocol", "context_length", "window", "stride", "bin")
 Row = dict[str, Any]
 Entry = tuple[Row, Scores]

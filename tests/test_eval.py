@@ -85,8 +85,7 @@ def test_other_code_measures_again_and_says_so_row_by_row(fresh, monkeypatch):
 
     folder = fresh("rope")
     first = evaluate(folder, "lengths=[32,64,256]", "protocols=[same_tokens]")
-    later = {"torch": first["torch"], "commit": "later"}
-    monkeypatch.setattr(command_eval, "environment", lambda: later)
+    monkeypatch.setattr(command_eval, "revision", lambda *_: "later")
     evaluate(folder, "lengths=[256]", "protocols=[non_overlapping]")
     rows = evaluate(folder, "lengths=[32,256]", "protocols=[same_tokens]")["rows"]
     commits = {(r["protocol"], r["context_length"]): r["commit"] for r in rows}

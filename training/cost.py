@@ -13,6 +13,7 @@ import time
 import torch
 from torch import nn
 
+from errors import UserError
 from model.config import ModelConfig
 from model.transformer import Transformer
 from training.precision import DTYPES, Precision
@@ -57,10 +58,31 @@ def ceiling(precision: Precision) -> float:
 
 
 def compiles(setting: bool | str, flops: float, device: torch.device) -> bool:
-    """Whether a run of so many model FLOPs is compiled: as it was set, or for `auto` where it pays.
+    """Whether a run of so many model FLOPs is compiled: as it was set, or for `auto` where it pays and can be.
 
     By the whole length of a run and not what is left of it, so that one that goes on computes as before.
     """
     if setting != "auto":
         return bool(setting)
-    return flops >= PAYS_FROM.get(device.type, float("inf"))
+    return flops >= PAYS_FROM.get(device.type, float("inf")) and can_compile(device)
+
+
+def check_compile(setting: bool | str, device: torch.device) -> None:
+    """UserError where compile=true is set and what it takes is not here."""
+    if setting is True and not can_compile(device):
+        raise UserError(
+            "compile=true takes a C++ compiler (g++, or what CXX names), and there is none here: "
+            "install one, or set compile=false"
+        )
+
+
+def can_compile(device: torch.device) -> bool:
+    from torch._inductor import cpp_builder, exc
+
+    if device.type != "cpu":
+        return True
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        return False
+    return True

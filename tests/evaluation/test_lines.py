@@ -18,13 +18,7 @@ from tests.evaluation.report_runs import (
     tables,
     write_run,
     write_seeds,
-    write_sweep,
 )
-
-
-@pytest.fixture(scope="module")
-def sweep(tmp_path_factory):
-    return write_sweep(tmp_path_factory.mktemp("sweep"))
 
 
 def test_a_window_is_a_line_beside_its_scheme(tmp_path):

@@ -23,13 +23,7 @@ from tests.evaluation.report_runs import (
     tables,
     write_run,
     write_seeds,
-    write_sweep,
 )
-
-
-@pytest.fixture(scope="module")
-def sweep(tmp_path_factory):
-    return write_sweep(tmp_path_factory.mktemp("sweep"))
 
 
 @pytest.fixture(scope="module")

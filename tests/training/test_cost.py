@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._inductor import cpp_builder, exc
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.subjects import shape
+from errors import UserError
 from model.transformer import Transformer
 from tests.runs import records
 from training import cost
@@ -52,6 +54,20 @@ def test_compile_auto_goes_by_the_length_of_the_run():
     assert not cost.compiles("auto", cost.PAYS_FROM["cpu"] * 0.99, CPU)
     assert cost.compiles("auto", cost.PAYS_FROM["cpu"], CPU)
     assert not cost.compiles("auto", 1e30, torch.device("mps")), "never where nobody has measured"
+
+
+def test_without_a_compiler(monkeypatch):
+    """`auto` goes without; who asks for it is told what is missing."""
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", lambda: raise_(exc.InvalidCxxCompiler()))
+    assert not cost.compiles("auto", 1e30, CPU)
+    cost.check_compile("auto", CPU)
+    cost.check_compile(False, CPU)
+    with pytest.raises(UserError, match=r"compile=true takes a C\+\+ compiler"):
+        cost.check_compile(True, CPU)
+
+
+def raise_(error: Exception) -> None:
+    raise error
 
 
 def test_the_metric_is_speed_by_the_ceiling(smoke):

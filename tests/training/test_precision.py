@@ -120,6 +120,7 @@ def test_unknown_names():
 def test_order_of_a_scaled_step(monkeypatch):
     import torch.nn.utils
 
+    from data.loader import Batch
     from train import Loop
     from training.checkpoint import State
     from training.guard import Guard
@@ -150,7 +151,7 @@ def test_order_of_a_scaled_step(monkeypatch):
         scaler=Recorder(),
         model=torch.nn.Module(),
     )
-    batch = SimpleNamespace(tokens=torch.ones(8, 5), segments=None)
+    batch = Batch(torch.ones(8, 5), None)
     loss, _, _ = Loop.step(loop, batch)  # type: ignore[arg-type]
     assert called == ["scale"] * 4 + ["unscale_", "clip", "step", "update"]
     assert loss.item() == pytest.approx(1.0)
