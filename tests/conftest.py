@@ -91,3 +91,11 @@ def fresh(smoke, tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     return copy
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    """Evaluated runs of several schemes and seeds, made up, to be compared."""
+    from tests.evaluation.report_runs import write_sweep
+
+    return write_sweep(tmp_path_factory.mktemp("sweep"))

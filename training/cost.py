@@ -4,7 +4,7 @@ Model FLOPs a token of a training step: 6 (N + V d) + 6 L T d, with N the parame
 layer, V the vocabulary, d the width, L the layers, T the context, of whose square the causal half counts (Kaplan
 et al. 2020, arXiv 2001.08361, appendix; 2 operations a multiplication, and backward twice forward). What a
 position scheme computes counts as nothing. `train/mfu` is their rate by that of a matrix product, measured
-on the same device in the same format as the run starts: no table of devices' promises to go stale.
+on the same device as the run starts: no table of devices' promises to go stale.
 """
 
 import statistics
@@ -41,9 +41,12 @@ def flops_per_token(model: nn.Module, config: ModelConfig) -> int:
 
 
 def ceiling(precision: Precision) -> float:
-    """FLOPs a second of a square matrix product in the run's format: the median of five."""
-    device, dtype = precision.device, DTYPES[precision.name]
-    size = 8192 if device.type == "cuda" else 1024
+    """FLOPs a second of a square matrix product: the median of five.
+
+    In the run's format; on a CPU in float32, since it may only pretend to know the others and take seconds for it.
+    """
+    device, gpu = precision.device, precision.device.type == "cuda"
+    dtype, size = (DTYPES[precision.name], 8192) if gpu else (torch.float32, 512)
     generator = torch.Generator(device).manual_seed(0)  # zeros would be quicker, on some GPUs
     draw = lambda: torch.randn(size, size, generator=generator, device=device, dtype=dtype)  # noqa: E731
     a, b = draw(), draw()
