@@ -112,6 +112,22 @@ def schemes() -> str:
     return f"{machine(report)} Ceiling: {ceilings} GFLOP/s.\n\n{table(head, rows)}"
 
 
+def profile() -> str:
+    report = load("profile.json")
+    if not report:
+        return missing("profile_step")
+    at = {found["scheme"]: found for found in report["schemes"]}
+    operators = dict.fromkeys(o for found in at.values() for o in found["operators"])
+    rows = [
+        [f"`{o}`", *(number(found["operators"].get(o), ".2f", "") for found in at.values())]
+        for o in operators
+    ]
+    rows.append(["all", *(f"{found['seconds']:.2f}" for found in at.values())])
+    length = report["settings"]["length"]
+    head = [f"own seconds in a step of {length:,} tokens a text", *at]
+    return f"{machine(report)}\n\n{table(head, rows)}"
+
+
 def evaluation() -> str:
     report = load("evaluation-speed.json")
     if not report:
@@ -144,8 +160,8 @@ def cost(row: Mapping[str, Any] | None) -> str:
     return f"{row['seconds']:.3g} s, {row['of_none']['ratio']:.2f} x none, {memory} MiB"
 
 
-def number(value: float | None, form: str) -> str:
-    return "?" if value is None else format(value, form)
+def number(value: float | None, form: str, unknown: str = "?") -> str:
+    return unknown if value is None else format(value, form)
 
 
 def quality() -> str:
@@ -207,6 +223,7 @@ SECTIONS: Mapping[str, Section] = {
         "speed nanogpt=/path/to/nanoGPT compile=true part=peers out=docs/results/speed-compiled.json",
     ),
     "schemes": schemes,
+    "profile": profile,
     "evaluation": evaluation,
     "quality": quality,
     "gpu": gpu,

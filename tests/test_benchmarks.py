@@ -11,7 +11,17 @@ import torch
 import yaml
 from conftest import ROOT, SCHEMES
 
-from benchmarks import evaluation, gpu, options, peers, quality_per_minute, speed, subjects, timing
+from benchmarks import (
+    evaluation,
+    gpu,
+    options,
+    peers,
+    profile_step,
+    quality_per_minute,
+    speed,
+    subjects,
+    timing,
+)
 from benchmarks.timing import Sample
 from data.files import Files
 from docs import performance
@@ -112,6 +122,15 @@ def test_speed_compiled(tmp_path):
     plain, compiled = table["rows"]
     assert not plain["compiled"] and compiled["compiled"]
     assert plain["loss"] == pytest.approx(compiled["loss"], rel=1e-2)
+
+
+def test_profile(tmp_path, shown):
+    words = ["size=tiny", "schemes=none,fire", "length=16", "tokens=32", "steps=1"]
+    out = tmp_path / "profile.json"
+    profile_step.measure(options.parse(profile_step.Settings, [*words, f"out={out}"]))
+    none, fire = json.loads(out.read_text())["schemes"]
+    assert 0 < sum(none["operators"].values()) < none["seconds"]
+    assert len(fire["operators"]) == 8 and "| `aten::mm` |" in shown("profile")
 
 
 def test_the_same_model_at_the_same_shape():

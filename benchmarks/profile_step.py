@@ -1,0 +1,60 @@
+"""Where the time of a training step goes: operators by their own time, for some schemes.
+
+python -m benchmarks.profile_step                # schemes=none,alibi length=512 takes less time
+
+Read as shares, not as speed: the profiler slows a step down, and here nobody takes turns.
+"""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from benchmarks.options import command, machine, save
+
+
+@dataclass
+class Settings:
+    out: str = "docs/results/profile.json"
+    size: str = "3M"
+    schemes: list[str] = field(default_factory=lambda: ["none", "alibi", "kerple_log", "fire"])
+    length: int = 2048
+    tokens: int = 4096  # a step
+    steps: int = 3
+    operators: int = 8  # of each scheme, those that take most
+    threads: int = 0  # 0: torch's choice
+
+
+def measure(settings: Settings) -> dict[str, Any]:
+    import torch
+
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    report: dict[str, Any] = {"machine": machine(), "settings": asdict(settings), "schemes": []}
+    for name in settings.schemes:
+        print(name, flush=True)
+        report["schemes"].append({"scheme": name} | profiled(name, settings))
+        save(settings.out, report)
+    return report
+
+
+def profiled(name: str, settings: Settings) -> dict[str, Any]:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    from benchmarks.subjects import Trainee, mean_nats, ours, shape
+
+    at = shape(settings.size, settings.length)
+    trainee = Trainee(ours(at, name), mean_nats)
+    batch = max(1, settings.tokens // settings.length)
+    tokens = torch.randint(at.vocab_size, (batch, settings.length + 1))
+    trainee.step(tokens)
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        for _ in range(settings.steps):
+            trainee.step(tokens)
+    found = sorted(seen.key_averages(), key=lambda event: -event.self_cpu_time_total)
+    own = {e.key: e.self_cpu_time_total / settings.steps / 1e6 for e in found}
+    most = list(own)[: settings.operators]
+    return {"seconds": sum(own.values()), "operators": {key: own[key] for key in most}}
+
+
+if __name__ == "__main__":
+    command(Settings, measure, __doc__)
