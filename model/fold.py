@@ -23,7 +23,7 @@ def fold(
     into parts with so few bits that a kernel that sums in float32 multiplies them exactly, and next
     to each part of -c_j stands its own c_i, so that large numbers cancel at once. The c_i terms are
     the same for all keys of a query: the softmax ignores their rounding, and gives them no
-    gradient. Where all slopes are powers of two, float32 multiplies them exactly with a whole c.
+    gradient. Where all slopes are powers of two, float32 multiplies them exactly with all its bits.
     """
     if q.dtype == torch.float16:  # its largest number is 65,504
         q, k, v = q.float(), k.float(), v.float()
@@ -36,8 +36,7 @@ def fold(
     c = clock.c - clock.c[..., -1 - Tq // 2, None].detach()
     slopes = slope_parts(clock.scale, scale, dtype)
     exact = all(power_of_two(s) for part in slopes for s in part) and len(slopes) == 1
-    whole = exact and c.dtype == dtype == torch.float32
-    parts = [c] if whole else clock_parts(c, dtype)
+    parts = clock_parts(c, dtype, exact)
     q_extra, k_extra = [], []
     for s in slopes:
         slope = constant(s, torch.float64, q.device).view(1, H, 1).to(dtype)
@@ -88,15 +87,15 @@ def slope_parts(slopes: tuple[float, ...], scale: float, dtype: torch.dtype) -> 
     return parts
 
 
-def clock_parts(c: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """c as a sum of parts in `dtype`, of 12 bits in float32, 8 in bfloat16.
+def clock_parts(c: Tensor, dtype: torch.dtype, exact: bool) -> list[Tensor]:
+    """c as a sum of parts in `dtype`, of 12 bits in float32 (24 for slopes that are `exact`), 8 in bfloat16.
 
     24 bits of a float32 c, at least 32 of a float64 one (a long running sum). The gradient of every
     part is that of c, so it goes through the last alone.
     """
     if dtype == torch.float64:
         return [c.double()]
-    bits = 8 if dtype == torch.bfloat16 else 12
+    bits = 8 if dtype == torch.bfloat16 else 24 if exact else 12
     double = c.dtype == torch.float64
     digits, wanted, whole = (53, 32, torch.int64) if double else (24, 24, torch.int32)
     parts = []

@@ -20,6 +20,22 @@ from model.config import ModelConfig
 from model.position.base import Position, angle_dtype, wide
 
 
+def waves(pos: Tensor, frequencies: Tensor, amplitude: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (*pos.shape, R/2) of pos · frequencies."""
+    angles = pos[..., None] * frequencies
+    return angles.cos() * amplitude, angles.sin() * amplitude
+
+
+# As one operator: torch.compile would compute the cosines anew for every head, query and key.
+opaque_waves = torch.library.custom_op("lengthwise::waves", waves, mutates_args=())
+
+
+@opaque_waves.register_fake
+def shapes(pos: Tensor, frequencies: Tensor, amplitude: float) -> tuple[Tensor, Tensor]:
+    shape = (*pos.shape, *frequencies.shape)
+    return frequencies.new_empty(shape), frequencies.new_empty(shape)
+
+
 class RoPE(Position):
     family = "rotary"
     amplitude = 1.0  # multiplies every cosine and sine, once
@@ -69,9 +85,8 @@ class RoPE(Position):
         return self.turn(q, *q_waves), self.turn(k, *k_waves)
 
     def waves(self, pos: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines (*pos.shape, R/2)."""
-        angles = pos[..., None] * frequencies
-        return angles.cos() * self.amplitude, angles.sin() * self.amplitude
+        compute = opaque_waves if torch.compiler.is_compiling() else waves
+        return compute(pos, frequencies, self.amplitude)
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x (B, H, T, D), the first R channels turned, in float32 whatever x is; waves (..., T, R/2)."""

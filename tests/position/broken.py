@@ -99,7 +99,7 @@ def wide_window(patch: pytest.MonkeyPatch) -> None:
 
 
 def rounded_clock(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(model.fold, "clock_parts", lambda c, dtype: [c.to(dtype)])
+    patch.setattr(model.fold, "clock_parts", lambda c, dtype, exact: [c.to(dtype)])
 
 
 def low_attention(patch: pytest.MonkeyPatch) -> None:
