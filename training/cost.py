@@ -18,8 +18,8 @@ from model.config import ModelConfig
 from model.transformer import Transformer
 from training.precision import DTYPES, Precision
 
-# From how many model FLOPs on torch.compile gives back the time that it takes (docs/performance.md): on two cores of
-# a CPU, measured. No GPU has been measured: there nothing is compiled unless asked for.
+# From how many model FLOPs on `auto` compiles. On a CPU provisional: at 3M half a minute of compiling for 4 to 7 % of a
+# step would pay from 5e13 on; the table in docs/performance.md is to be made. On a GPU nothing is known: never.
 PAYS_FROM = {"cpu": 2e14}
 
 
