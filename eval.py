@@ -9,26 +9,31 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.check import LONGEST, build, within
 from configs.cli import command
-from configs.schema import EvalConfig
+from configs.schema import EvalConfig, TrainConfig
 from errors import UserError
 from revision import revision
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
     from data.prepare import TokenSplit
-    from evaluation.protocols import Plan
+    from evaluation.protocols import Plan, Scores
     from model.transformer import Transformer
     from training.distributed import World
     from training.precision import Precision
+    from training.tracker import NoTracker
 
 
-CODE = ("eval.py", "model", "data", "training", "evaluation")  # what makes the numbers
+SOURCES = ("eval.py", "model", "data", "training", "evaluation")  # what makes the numbers
 
 
 def evaluate(config: EvalConfig, given: list[str], world: World) -> None:
@@ -77,29 +82,33 @@ def evaluate_run(folder: Path, config: EvalConfig, given: list[str], world: Worl
         data_hash=split.hash,
         tokenizer_hash=tokenizer.hash,
         torch=torch.__version__,
-        commit=revision(*CODE),
+        commit=revision(*SOURCES),
     )
     file = folder / "eval" / f"{about['label']}.json"
     plans = make_plans(config, trained.context_length, split)
     counted = corpus.words and any(plan.whole for plan in plans)
     words = count_words(split, tokenizer) if counted else None
     reach = trained.train.position_range
-    measure(
-        file,
-        about,
-        plans,
-        model,
-        split,
-        words,
-        config.eval.tokens_per_batch,
-        precision,
-        reach,
-        world,
-    )
-    if not world.main:
-        return
+    reader = Reader(model, split, precision, reach, config.eval.tokens_per_batch, world)
+    measure(file, about, plans, reader, words)
+    if world.main:
+        rows = results.rows_of(results.load(file).rows, plans)
+        track(tracker, folder, trained, about, rows)
+        show_rows(rows, trained.context_length)
+        for line in tracker.notes:
+            print(line)
+        print(f"done: {file}\nnext: python compare.py 'runs=[outputs/*/*]'")
 
-    rows = results.rows_of(results.load(file).rows, plans)
+
+def track(
+    tracker: NoTracker,
+    folder: Path,
+    trained: TrainConfig,
+    about: dict[str, Any],
+    rows: list[dict[str, Any]],
+) -> None:
+    from training import run
+
     with tracker:
         tracker.start(
             folder=folder,
@@ -110,10 +119,6 @@ def evaluate_run(folder: Path, config: EvalConfig, given: list[str], world: Worl
             run_id=None,
         )
         tracker.log_evaluation(rows)
-    show_rows(rows, trained.context_length)
-    for line in tracker.notes:
-        print(line)
-    print(f"done: {file}\nnext: python compare.py 'runs=[outputs/*/*]'")
 
 
 def make_plans(config: EvalConfig, trained_context: int, split: TokenSplit) -> list[Plan]:
@@ -155,33 +160,61 @@ def make_plans(config: EvalConfig, trained_context: int, split: TokenSplit) -> l
     return found
 
 
-def measure(
-    file: Path,
-    header: dict[str, Any],
-    plans: list[Plan],
-    model: Transformer,
-    split: TokenSplit,
-    words: np.ndarray | None,
-    tokens_per_batch: int,
-    precision: Precision,
-    position_range: int | None,
-    world: World,
-) -> None:
-    """Score the plans that `file` does not hold yet, and write each as soon as it is scored.
+@dataclass
+class Reader:
+    """A model and the text that it reads."""
 
-    position_range: of the training; windows get positions drawn from it too, the same for all windows of a length.
-    """
+    model: Transformer
+    split: TokenSplit
+    precision: Precision
+    position_range: (
+        int | None
+    )  # of the training: every window gets positions drawn from it, all of a length the same
+    tokens_per_batch: int
+    world: World
+
+    def supports(self, plan: Plan) -> bool:
+        limit = min(self.model.max_length or math.inf, self.position_range or math.inf)
+        return plan.context_length <= limit
+
+    def score(self, plan: Plan, read: Callable[[int], None]) -> Scores:
+        """read: told how many tokens were read."""
+        from evaluation.scoring import score
+
+        world = self.world
+        return score(
+            partial(self.nats, plan.window),
+            self.split,
+            plan,
+            tokens_per_batch=self.tokens_per_batch,
+            device=self.precision.device,
+            progress=lambda n: read(min(n * world.size, plan.input_tokens)),
+            rank=world.rank,
+            world=world.size,
+            gather=world.gather,
+        )
+
+    def nats(self, window: int | None, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        from training.positions import HELD_OUT, draw
+
+        pos = draw(self.position_range, inputs.shape[1], HELD_OUT)
+        pos = None if pos is None else pos.to(inputs.device)
+        with self.precision.autocast():
+            return self.model(inputs, targets, window=window, pos=pos)
+
+
+def measure(
+    file: Path, about: dict[str, Any], plans: list[Plan], reader: Reader, words: np.ndarray | None
+) -> None:
+    """Score the plans that `file` does not hold yet, and write each as soon as it is scored."""
     from evaluation import results
-    from evaluation.scoring import score
-    from training.positions import HELD_OUT, draw
     from training.progress import show
 
-    there = results.missing(file, header, plans) if world.main else []
+    world = reader.world
+    there = results.missing(file, about, plans) if world.main else []
     wanted = world.share(lambda: [any(p is plan for p in there) for plan in plans])
     missing = [plan for plan, asked in zip(plans, wanted, strict=True) if asked]
-    limit = min(model.max_length or math.inf, position_range or math.inf)
-    supported = [p for p in missing if p.context_length <= limit]
-    total = sum(p.input_tokens for p in supported)
+    total = sum(plan.input_tokens for plan in missing if reader.supports(plan))
     print(
         f"{file}: {len(plans)} measurements, {len(plans) - len(missing)} there already, "
         f"{total:,} tokens to read"
@@ -189,33 +222,15 @@ def measure(
     done = 0
     with show("tokens", total) as progress:
         for plan in missing:
-
-            def nats(inputs, targets, window=plan.window):
-                pos = draw(position_range, inputs.shape[1], HELD_OUT)
-                pos = None if pos is None else pos.to(inputs.device)
-                with precision.autocast():
-                    return model(inputs, targets, window=window, pos=pos)
-
-            def tick(read, plan=plan, before=done):
-                read = min(read * world.size, plan.input_tokens)
-                progress.update(before + read, f"{plan.protocol} at {plan.context_length:,}")
-
             scores = None
-            if plan in supported:
-                scores = score(
-                    nats,
-                    split,
-                    plan,
-                    tokens_per_batch=tokens_per_batch,
-                    device=precision.device,
-                    progress=tick,
-                    rank=world.rank,
-                    world=world.size,
-                    gather=world.gather,
+            if reader.supports(plan):
+                name = f"{plan.protocol} at {plan.context_length:,}"
+                scores = reader.score(
+                    plan, lambda n, at=done, name=name: progress.update(at + n, name)
                 )
                 done += plan.input_tokens
             if world.main:
-                results.save(file.parent, header, results.make_rows(plan, scores, words))
+                results.save(file.parent, about, results.make_rows(plan, scores, words))
 
 
 main = command("eval", EvalConfig, evaluate)

@@ -1,8 +1,8 @@
 """Train one language model: python train.py position=rope
 
-Read top to bottom: `train` puts the pieces together, `Loop.run` is the loop, `Loop.step` one step of the
+Read top to bottom: `train_run` puts the pieces together, `Loop.run` is the loop, `Loop.step` one step of the
 optimizer. The loop keeps nothing that a checkpoint does not: which tokens step n sees and how fast it learns
-are pure functions of n, and nothing draws from a global random generator. Heavy imports wait inside `train`,
+are pure functions of n, and nothing draws from a global random generator. Heavy imports wait inside,
 so that `--help` and a mistyped key answer at once.
 """
 
@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from configs.check import build
 from configs.cli import command
 from configs.schema import TrainConfig
 from training.signals import Stop
@@ -24,83 +22,49 @@ if TYPE_CHECKING:
     import torch
 
     from data.loader import Ahead, Batch
-    from model.transformer import Transformer
     from training.checkpoint import State
     from training.distributed import World
     from training.guard import Guard
     from training.journal import Journal
     from training.precision import Precision
+    from training.resume import Opened
     from training.saving import Saver
+    from training.setup import Learner
     from training.validation import Validation
 
 
 def train(config: TrainConfig, given: list[str], world: World) -> None:
+    from training import resume, run
+
     with Stop(world) as stop, ExitStack() as held:
-        train_until(stop, held, config, given, world)
+        # Which run: a new one, or one that goes on in its own folder with its own configuration
+        opened = world.share(lambda: resume.open_run(config, given, run.output_folder(), held))
+        if opened is not None:
+            train_run(opened, world, stop, held)
 
 
-def train_until(
-    stop: Stop, held: ExitStack, config: TrainConfig, given: list[str], world: World
-) -> None:
-    import torch
-
-    from data.corpora import CORPORA
+def train_run(opened: Opened, world: World, stop: Stop, held: ExitStack) -> None:
     from data.loader import Ahead
-    from data.tokenizer import TOKENIZERS
-    from training import cost, resume, run
+    from training import cost, run
     from training.feed import open_feed
     from training.guard import Guard
     from training.journal import Journal
     from training.metrics import open_metrics
-    from training.optim import build_optimizer
-    from training.precision import Precision
     from training.progress import show
     from training.saving import Saver
-    from training.tracker import TRACKERS, NoTracker
+    from training.setup import choose_tools, open_learner
 
-    # Which run: a new one, or one that goes on in its own folder with its own configuration
-    opened = world.share(lambda: resume.open_run(config, given, run.output_folder(), held))
-    if opened is None:
-        return
     folder, config = opened.folder, opened.config
-    settings, T = config.train, config.context_length
-
-    # Everything that a setting can get wrong, before any work
-    world.check_batch(settings.batch_size, settings.accumulate)
-    device = world.device(config.device)
-    precision = Precision.choose(config.precision, device)
-    cost.check_compile(config.compile, device)
-    tracker = build("tracker", TRACKERS, config.tracker) if world.main else NoTracker()
-    corpus = build("data", CORPORA, config.data)
-    spec = build("tokenizer", TOKENIZERS, config.tokenizer)
-    with torch.device("meta"):
-        shape = run.build_model(config, vocab_size=257)
-        shape.check_length(max(T, settings.position_range or 0))
-        build_optimizer(shape, config.optim)
-    if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = config.tf32
-
-    # Data
-    feed = open_feed(opened, corpus, spec, device, world)
-    tokenizer, text = feed.tokenizer, feed.text
-
-    # Model
-    model = run.build_model(config, tokenizer.vocab_size)
-    model.reset(config.seed)
-    model = model.to(device)
-    optimizer, scaler = build_optimizer(model, config.optim), precision.scaler()
-    state = resume.start(opened, model, optimizer, scaler, precision, text, tokenizer, world, held)
-    tokens = settings.batch_size * T  # a step
-    flops = cost.flops_per_token(model, model.config) * tokens
-    compiled = cost.compiles(config.compile, flops * settings.steps, device)
-    whole = torch.compile(world.wrap(model)) if compiled else world.wrap(model)
-
-    # Go
+    tools = choose_tools(config, world)  # what a setting can get wrong shows here, before any work
+    precision = tools.precision
+    feed = open_feed(opened, tools.corpus, tools.spec, precision.device, world)
+    learner = open_learner(opened, feed, precision, world, held)
+    state, steps = learner.state, config.train.steps
     with (
-        tracker,
+        tools.tracker as tracker,
         open_metrics(folder, state.attempt, world.main) as metrics,
-        show("step", settings.steps, state.step) as progress,
-        Ahead(feed.loader, pinned=device.type == "cuda") as batches,
+        show("step", steps, state.step) as progress,
+        Ahead(feed.loader, pinned=precision.device.type == "cuda") as batches,
     ):
         tracker.start(
             folder=folder,
@@ -111,38 +75,39 @@ def train_until(
             run_id=state.tracker_id,
         )
         state.tracker_id, state.attempt, told = tracker.run_id, metrics.attempt, len(tracker.notes)
-        sizes = run.describe(folder, config, model, text)
-        where = f"on {device}{world} in {precision.name}{', compiled' * compiled}"
+        sizes = run.describe(folder, config, learner.model, feed.text)
+        where = f"on {precision.device}{world} in {precision.name}{', compiled' * learner.compiled}"
         for line in [*sizes, where, *opened.notes, *tracker.notes]:
             progress.say(line)
+        tokens = config.train.batch_size * config.context_length
+        ideal = learner.flops / world.size / cost.ceiling(precision)
+        saver = Saver(
+            folder,
+            config,
+            feed.tokenizer,
+            learner.model,
+            learner.optimizer,
+            learner.scaler,
+            opened.path,
+        )
         with stop.deferred():
             Loop(
                 world=world,
                 config=config,
-                model=model,
-                compiled=whole,
-                optimizer=optimizer,
-                scaler=scaler,
+                learner=learner,
+                state=state,
                 precision=precision,
                 batches=batches,
                 validation=feed.validation,
-                state=state,
                 guard=Guard(precision, state.skips),
-                journal=Journal(
-                    metrics,
-                    tracker,
-                    progress,
-                    state,
-                    tokens=tokens,
-                    ideal=flops / world.size / cost.ceiling(precision),
-                ),
-                saver=Saver(folder, config, tokenizer, model, optimizer, scaler, opened.path),
+                journal=Journal(metrics, tracker, progress, state, tokens, ideal),
+                saver=saver,
                 stop=stop,
             ).run()
             stop.otherwise = f"{folder} is saved at step {state.step}"
     for line in tracker.notes[told:]:
         print(line)
-    if state.step < settings.steps:
+    if state.step < steps:
         stop.leave(f"saved at step {state.step}\nnext: python train.py resume={folder}")
     print(f"done: {folder}\nnext: python eval.py run={folder}", flush=True)
     stop.leave("it came as the run was complete")
@@ -152,14 +117,11 @@ def train_until(
 class Loop:
     world: World
     config: TrainConfig
-    model: Transformer
-    compiled: Callable[..., torch.Tensor]  # the same model, as world and compiler want it
-    optimizer: torch.optim.AdamW
-    scaler: torch.amp.GradScaler
+    learner: Learner
+    state: State
     precision: Precision
     batches: Ahead
     validation: Validation
-    state: State
     guard: Guard
     journal: Journal
     saver: Saver
@@ -179,10 +141,10 @@ class Loop:
             numbers: dict[str, float] = {}
             if log:
                 numbers |= journal.training(norm, lr)
-            if log and self.scaler.is_enabled():
+            if log and self.learner.scaler.is_enabled():
                 numbers["train/skipped"] = state.skips[0]
             if measure:
-                numbers |= self.validation.measure(self.model, self.precision)
+                numbers |= self.validation.measure(self.learner.model, self.precision)
             if numbers:
                 journal.log(numbers, self.batches.loader.whole(state.step - 1))
             if best := numbers.get("val/loss", math.inf) < state.best:
@@ -199,7 +161,7 @@ class Loop:
 
     def check(self) -> None:
         """Stop here if numbers have gone wrong."""
-        self.state.skips = self.guard.check(self.scaler, self.saver.said())
+        self.state.skips = self.guard.check(self.learner.scaler, self.saver.said())
 
     def save(self) -> None:
         self.check()
@@ -217,8 +179,9 @@ class Loop:
         from training.positions import draw
 
         optim, settings = self.config.optim, self.config.train
+        model, optimizer, scaler = self.learner.called, self.learner.optimizer, self.learner.scaler
         lr = learning_rate(self.state.step, settings.steps, optim)
-        for group in self.optimizer.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = lr
         n, device, losses = settings.accumulate, self.precision.device, []
         batch = batch.to(device)
@@ -229,19 +192,19 @@ class Loop:
         masks = [None] * n if batch.segments is None else batch.segments.chunk(n)
         for i, (tokens, segments) in enumerate(zip(parts, masks, strict=True)):
             inputs, targets = tokens[:, :-1], tokens[:, 1:]
-            with self.world.part(self.compiled, last=i == n - 1):
+            with self.world.part(model, last=i == n - 1):
                 with self.precision.autocast():
-                    loss = self.compiled(inputs, targets, mean=True, segments=segments, pos=pos) / n
-                self.scaler.scale(loss).backward()
+                    loss = model(inputs, targets, mean=True, segments=segments, pos=pos) / n
+                scaler.scale(loss).backward()
             losses.append(loss.detach())
         loss = self.world.mean(sum(losses[1:], losses[0]))
-        self.scaler.unscale_(self.optimizer)
-        norm = clip_grad_norm_(self.model.parameters(), optim.clip)
+        scaler.unscale_(optimizer)
+        norm = clip_grad_norm_(self.learner.model.parameters(), optim.clip)
         broken = self.guard.see(self.state.step + 1, loss, norm)
-        self.optimizer.found_inf = broken  # type: ignore  # 1.0: AdamW leaves everything as it is
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad()
+        optimizer.found_inf = broken  # type: ignore  # 1.0: AdamW leaves everything as it is
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
         return loss, norm, lr
 
 

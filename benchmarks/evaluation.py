@@ -92,12 +92,12 @@ def table(names: list[str], length: int, kind: str, settings: Settings) -> list[
     for read in cases.values():
         read()
     groups = {"none": [name for name in names if name != "none"]}
-    samples, around = take_turns(cases, groups, settings.rounds, settings.patience)
+    samples, pairs = take_turns(cases, groups, settings.rounds, settings.patience)
     memory = {name: in_subprocess(name, length, kind, settings) for name in names}
     rows = []
     for name in names:
         row = {"scheme": name, "length": length, "scored": kind} | seconds(samples[name])
-        row["of_none"] = ratio(samples[name], around.get(name, samples["none"]))
+        row["of_none"] = ratio(pairs.get(name, [(none, none) for none in samples["none"]]))
         row["memory_mib"] = memory[name]
         rows.append(row)
     return rows

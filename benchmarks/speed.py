@@ -44,6 +44,7 @@ def measure(settings: Settings) -> dict[str, Any]:
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    torch.manual_seed(0)
     report: dict[str, Any] = {
         "machine": machine(),
         "settings": asdict(settings) | {key: None for key in ("nanogpt", "litgpt", "lingua")},
@@ -90,7 +91,8 @@ def peers_table(
         groups.setdefault(peer.like, []).append(name)
     for name in groups:
         built[name] = ours(at, name), mean_nats
-    found = run(built, groups, at, settings, "ours", lambda their, our: ratio(our, their))
+    turned = lambda pairs: ratio([(our, their) for their, our in pairs])  # noqa: E731
+    found = run(built, groups, at, settings, "ours", turned)
     return {"part": "peers", "size": size} | found
 
 
@@ -111,12 +113,15 @@ def run(
     at: Any,
     settings: Settings,
     key: str,
-    compare: Callable[[Any, Any], dict[str, float]],
+    compare: Callable[[Any], dict[str, float]],
 ) -> dict[str, Any]:
-    """Turns of all cases; each but the yardsticks gets `key`: its samples compared with those of its yardstick."""
+    """Turns of all cases; each but the yardsticks gets `key`: its samples compared with those of its yardstick.
+
+    A compiled yardstick gets `of_plain`: compared with itself as it is.
+    """
     import torch
 
-    from benchmarks.timing import CEILING, gflops, matrix_product, seconds, take_turns
+    from benchmarks.timing import CEILING, gflops, matrix_product, ratio, seconds, take_turns
 
     modes = (False, True) if settings.compile else (False,)
     tokens = torch.randint(at.vocab_size, (max(1, settings.tokens // at.context), at.context + 1))
@@ -127,17 +132,21 @@ def run(
             row, step = warm(name, model, loss, compiled, at, tokens)
             rows[label(name, compiled)], cases[label(name, compiled)] = row, step
     turns: dict[str, list[str]] = {CEILING: []}
-    turns |= {label(y, c): [label(name, c) for name in groups[y]] for c in modes for y in groups}
-    samples, around = take_turns(cases, turns, settings.rounds, settings.patience)
+    for yardstick, names in groups.items():
+        turns[yardstick] = [*names, *(label(yardstick, c) for c in modes if c)]
+        turns |= {label(yardstick, c): [label(name, c) for name in names] for c in modes if c}
+    samples, pairs = take_turns(cases, turns, settings.rounds, settings.patience)
     ceiling = gflops(samples[CEILING])
-    yardstick = {name: y for y, names in groups.items() for name in names}
+    yardsticks = {name: yardstick for yardstick, names in groups.items() for name in names}
     for case, row in rows.items():
         row |= seconds(samples[case])
         rate = row["flops"] / row["seconds"] / 1e9
         row |= {"tokens_per_second": tokens.shape[0] * at.context / row["seconds"]}
         row |= {"gflops": rate, "utilisation": rate / ceiling["median"]}
-        if case in around:
-            row[key] = {"case": yardstick[row["case"]]} | compare(samples[case], around[case])
+        if row["case"] in yardsticks:
+            row[key] = {"case": yardsticks[row["case"]]} | compare(pairs[case])
+        elif row["compiled"]:
+            row["of_plain"] = ratio(pairs[case])
     found = {"length": at.context, "batch": tokens.shape[0], "ceiling_gflops": ceiling}
     return found | {"rows": list(rows.values())}
 

@@ -72,6 +72,7 @@ def sample(case: Case, patience: float) -> Sample:
 
 
 Samples = dict[str, list[Sample]]
+Pairs = list[tuple[Sample, Sample]]
 
 
 def take_turns(
@@ -79,15 +80,15 @@ def take_turns(
     groups: Mapping[str, Sequence[str]],
     rounds: int,
     patience: float = PATIENCE,
-) -> tuple[Samples, Samples]:
+) -> tuple[Samples, dict[str, Pairs]]:
     """`rounds` rounds over groups of warm cases: the yardstick before, between and after the others of its group.
 
-    groups: the others by their yardstick. Returns the samples of each case, and for each but the yardsticks what
-    its yardstick took around it, the mean of the samples before and after: a machine that grows slower over
-    some seconds makes neither look slow.
+    groups: the others by their yardstick; one that is itself a yardstick has its turns as both. Returns the samples
+    of each case, and for each but the yardsticks pairs of its own and what its yardstick took around it, the mean
+    of the samples before and after: a machine that grows slower over some seconds makes neither look slow.
     """
     taken: Samples = {name: [] for name in cases}
-    around: Samples = {name: [] for others in groups.values() for name in others}
+    pairs: dict[str, Pairs] = {name: [] for others in groups.values() for name in others}
 
     def take(name: str) -> Sample:
         taken[name].append(sample(cases[name], patience))
@@ -97,12 +98,11 @@ def take_turns(
         for yardstick, others in groups.items():
             before = take(yardstick)
             for name in others:
-                take(name)
-                after = take(yardstick)
-                around[name].append(both(before, after))
+                own, after = take(name), take(yardstick)
+                pairs[name].append((own, both(before, after)))
                 before = after
         print(f"  round {number + 1} of {rounds}", flush=True)
-    return taken, around
+    return taken, pairs
 
 
 def both(a: Sample, b: Sample) -> Sample:
@@ -129,15 +129,14 @@ def seconds(samples: Sequence[Sample]) -> dict[str, Any]:
     }
 
 
-def ratio(a: Sequence[Sample], b: Sequence[Sample]) -> dict[str, float]:
-    """Time of a by time of b: the median over rounds of the round's ratio, the lowest, the highest.
+def ratio(pairs: Pairs) -> dict[str, float]:
+    """Time of the first by time of the second: the median over rounds of the round's ratio, the lowest, the highest.
 
     Of rounds where both were clean, `rounds` of them; of all if there is none such.
     """
-    pairs = list(zip(a, b, strict=True))
-    both = [x and y for x, y in zip(usable(a), usable(b), strict=True)]
-    kept = both if any(both) else [True] * len(pairs)
-    found = [x.seconds / y.seconds for (x, y), use in zip(pairs, kept, strict=True) if use]
+    clean = [a.clean is not False and b.clean is not False for a, b in pairs]
+    kept = clean if any(clean) else [True] * len(pairs)
+    found = [a.seconds / b.seconds for (a, b), use in zip(pairs, kept, strict=True) if use]
     return {
         "ratio": statistics.median(found),
         "low": min(found),

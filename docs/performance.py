@@ -74,23 +74,23 @@ def peers_table(found: Mapping[str, Any]) -> str:
             f"{row['utilisation']:.2f}",
             f"{spread(row['ours'])} {row['ours']['case']}" if "ours" in row else "",
             clean(row),
-            *([pays(row, eager[row["case"]])] if compiled else []),
+            *(pays(row, eager[row["case"]]) if compiled else []),
         ])  # fmt: skip
     head = ["model", "s a step", "tokens/s", "of the ceiling", "our time / its", "clean"]
-    head += ["compiling takes, pays from"] if compiled else []
+    head += ["compiled / not", "compiling takes, pays"] if compiled else []
     return f"{title}\n\n{table(head, rows)}"
 
 
-def pays(row: Mapping[str, Any], eager: Mapping[str, Any]) -> str:
-    """What compiling took, and after how many steps and FLOPs it has given that back."""
-    if not row["compiled"]:
-        return ""
+def pays(row: Mapping[str, Any], eager: Mapping[str, Any]) -> list[str]:
+    """A compiled yardstick's time by its own uncompiled; what compiling took, and after how many FLOPs it has paid."""
+    if "of_plain" not in row:
+        return ["", ""]
     took = row["start_seconds"] - eager["start_seconds"]
-    won = eager["seconds"] - row["seconds"]
+    won = 1 - row["of_plain"]["ratio"]  # of a step
     if won <= 0:
-        return f"{took:.0f} s, never"
-    steps = took / won
-    return f"{took:.0f} s, {steps:,.0f} steps ({steps * row['flops']:.0e} FLOPs)"
+        return [spread(row["of_plain"]), f"{took:.0f} s, never"]
+    flops = took / (won * eager["seconds"]) * row["flops"]
+    return [spread(row["of_plain"]), f"{took:.0f} s, from {flops:.0e} FLOPs on"]
 
 
 def schemes() -> str:

@@ -25,7 +25,7 @@ from model.position.base import Clock, Position
 # line of numbers takes memory, the more so where a pair's score is computed (FIRE: 32 numbers each).
 MOST_ROWS = {"none": 1024, "clock": 256, "distance": 1024, "pair": 256}
 PLAIN_ROWS = 256  # of scores that learn: PyTorch's plain formula computes what is masked, too
-MOST_ELEMENTS = {"none": 2**24, "clock": 2**24, "distance": 2**24, "pair": 2**19}
+MOST_ELEMENTS = {"none": 2**24, "clock": 2**24, "distance": 2**24, "pair": 2**21}
 FEWEST_ROWS = 16
 MOST_KEPT = 2**25  # scores of pairs, 128 MiB: up to here layers that share them compute them once
 

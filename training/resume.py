@@ -14,17 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from configs.schema import TrainConfig
-from data.prepare import TokenSplit
-from data.tokenizer import Tokenizer
 from errors import UserError
-from model.transformer import Transformer
 from training import checkpoint, run
-from training.distributed import World
 from training.optim import learning_rate
-from training.precision import Precision
 
 # Where and in what portions a run computes and how it is watched, not what it is
 FREE = ("resume", "device", "compile", "tracker", "train.accumulate", "data.cache_dir")
@@ -139,42 +132,6 @@ def new_length(path: Path, config: TrainConfig) -> list[str]:
         f"train.steps is {now:,}, no longer {before:,}: from here on the learning rate follows the cosine of {now:,}"
         f" steps; it was {old:.3g} at step {step:,} and is {new:.3g} at the next"
     ]
-
-
-def start(
-    opened: Opened,
-    model: Transformer,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-    precision: Precision,
-    text: TokenSplit,
-    tokenizer: Tokenizer,
-    world: World,
-    held: ExitStack,
-) -> checkpoint.State:
-    """Everything as it was when the checkpoint was saved, or a new run's beginning and its folder.
-
-    A new run is this command's alone until `held` ends.
-    """
-    if opened.path is None:
-        if opened.origin:
-            run.start_from(opened.origin, model, tokenizer)
-        world.share(lambda: run.create(opened.folder, opened.config, tokenizer, held))
-        return checkpoint.State(data_hash=text.hash, precision=precision.name)
-    optimizer_state, scaler_state, state = checkpoint.load_state(opened.path)
-    if state.data_hash != text.hash:
-        raise UserError(
-            f"resume={opened.folder}: the training text is not what it was; the run cannot go on"
-        )
-    checkpoint.load_weights(model, opened.path)
-    optimizer.load_state_dict(optimizer_state)
-    if state.precision == precision.name:
-        scaler.load_state_dict(scaler_state)
-    else:  # precision=auto on another device
-        opened.notes.append(f"precision is {precision.name}, no longer {state.precision}")
-        state.precision = precision.name
-    world.share(lambda: run.rewrite(opened.folder, opened.config))
-    return state
 
 
 def identity(config: TrainConfig) -> dict[str, Any]:

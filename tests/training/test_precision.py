@@ -145,11 +145,13 @@ def test_order_of_a_scaled_step(monkeypatch):
         ),
         state=State(data_hash="", precision="fp32"),
         guard=Guard(Precision("fp32", CPU), [0, 0, 0]),
-        optimizer=torch.optim.SGD([weight]),
         precision=Precision("fp32", CPU),
-        compiled=lambda tokens, targets, mean, segments, pos: (targets * weight).mean(),
-        scaler=Recorder(),
-        model=torch.nn.Module(),
+        learner=SimpleNamespace(
+            model=torch.nn.Module(),
+            called=lambda tokens, targets, mean, segments, pos: (targets * weight).mean(),
+            optimizer=torch.optim.SGD([weight]),
+            scaler=Recorder(),
+        ),
     )
     batch = Batch(torch.ones(8, 5), None)
     loss, _, _ = Loop.step(loop, batch)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Each benchmark runs at a toy size and writes what docs/performance.md reads; the arithmetic behind is right."""
+"""Each benchmark runs at a toy size and writes what docs/performance.md reads."""
 
 import json
 import math
@@ -8,7 +8,6 @@ import sys
 
 import pytest
 import torch
-import yaml
 from conftest import ROOT, SCHEMES
 
 from benchmarks import (
@@ -19,14 +18,10 @@ from benchmarks import (
     profile_step,
     quality_per_minute,
     speed,
-    subjects,
     timing,
 )
-from benchmarks.timing import Sample
 from data.files import Files
 from docs import performance
-from errors import UserError
-from training.cost import flops_per_token
 
 NANOGPT = """
 import torch, torch.nn as nn, torch.nn.functional as F
@@ -120,6 +115,9 @@ def test_speed_compiled(tmp_path):
     words += ["rounds=1", "patience=0", "compile=true", f"out={tmp_path}/speed.json"]
     (table,) = speed.measure(options.parse(speed.Settings, words))["tables"]
     plain, compiled = table["rows"]
+    found = compiled["of_plain"]["ratio"]
+    assert compiled["fastest"] / plain["slowest"] <= found * 1.0001
+    assert found <= compiled["slowest"] / plain["fastest"] * 1.0001
     assert not plain["compiled"] and compiled["compiled"]
     assert plain["loss"] == pytest.approx(compiled["loss"], rel=1e-2)
 
@@ -131,19 +129,6 @@ def test_profile(tmp_path, shown):
     none, fire = json.loads(out.read_text())["schemes"]
     assert 0 < sum(none["operators"].values()) < none["seconds"]
     assert len(fire["operators"]) == 8 and "| `aten::mm` |" in shown("profile")
-
-
-def test_the_same_model_at_the_same_shape():
-    """Equal sizes, so that a ratio is one of code."""
-    shape = subjects.shape("3M", 64)
-    model, _ = peers.llama(shape, None)
-    ours = subjects.ours(shape, "rope")
-    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in ours.parameters())
-    d, ff, L, V = 256, 704, 4, 4096
-    matrices = L * (4 * d * d + 3 * d * ff) + V * d
-    found = flops_per_token(ours, shape.config)
-    assert found == pytest.approx(6 * matrices + 6 * L * 64 * d, rel=1e-3)  # norms are the rest
-    assert found == flops_per_token(model, shape.config)
 
 
 def test_evaluation(tmp_path, shown, monkeypatch):
@@ -233,72 +218,3 @@ def test_gpu_on_a_bare_machine(tmp_path, shown):
     errors = [row["relative_error"] for row in rows if "relative_error" in row]
     assert errors and max(errors) < 1e-2
     assert {r["scheme"] for r in rows if r["part"] == "schemes"} == set(SCHEMES)
-
-
-def test_a_case_that_fails_or_hangs_is_a_line_and_the_next_one_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu, "tidy", lambda: None)
-
-    def hang():
-        while True:
-            pass
-
-    cases = [({"case": "bad"}, lambda: 1 / 0), ({"case": "slow"}, hang), ({"case": "late"}, dict)]
-    journal = gpu.Journal(tmp_path / "gpu.jsonl")
-    gpu.run_part("x", iter(cases), journal, 1.0, gpu.time.monotonic() + 1.0)
-    bad, slow, late = map(json.loads, (tmp_path / "gpu.jsonl").read_text().splitlines())
-    assert bad["error"].startswith("ZeroDivisionError") and slow["error"].startswith("OutOfTime")
-    assert late["skipped"]
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-def test_schemes_are_read_as_yaml_reads_them(name):
-    found, path = subjects.scheme(name), ROOT / f"configs/position/{name}.yaml"
-    assert found == yaml.safe_load(path.read_text())
-    assert str(found) == str(yaml.safe_load(path.read_text()))  # 8 is not 8.0
-
-
-def test_only_clean_samples_count():
-    a = [Sample(1.0, True), Sample(9.0, False), Sample(3.0, True)]
-    b = [Sample(2.0, True), Sample(1.0, True), Sample(2.0, True)]
-    assert timing.seconds(a) == {
-        "seconds": 2.0, "fastest": 1.0, "slowest": 3.0, "clean": 2, "rounds": 3
-    }  # fmt: skip
-    assert timing.ratio(a, b) == {"ratio": 1.0, "low": 0.5, "high": 1.5, "rounds": 2}
-    noisy = [Sample(1.0, False), Sample(2.0, False)]
-    assert timing.seconds(noisy)["clean"] == 0 and timing.seconds(noisy)["seconds"] == 1.5
-    assert timing.seconds([Sample(1.0, None)])["clean"] is None
-
-
-def test_a_busy_neighbour_makes_a_sample_unclean(monkeypatch):
-    used = iter([0.0, 0.5, 0.5, 0.51])
-    monkeypatch.setattr(timing, "others", lambda: next(used))
-    since = timing.others()
-    assert timing.quiet(since, 1.0) is False
-    assert timing.quiet(timing.others(), 1.0) is True
-
-
-def test_turns_are_rounds():
-    order = []
-    cases = {name: lambda name=name: order.append(name) for name in "abcd"}
-    taken, around = timing.take_turns(cases, {"d": [], "a": ["b", "c"]}, 2, patience=0)
-    assert "".join(order) == "dabaca" * 2
-    assert {name: len(s) for name, s in taken.items()} == {"a": 6, "b": 2, "c": 2, "d": 2}
-    a = [s.seconds for s in taken["a"]]
-    assert [s.seconds for s in around["b"]] == [(a[0] + a[1]) / 2, (a[3] + a[4]) / 2]
-    assert [s.seconds for s in around["c"]] == [(a[1] + a[2]) / 2, (a[4] + a[5]) / 2]
-
-
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [("round=3", "rounds"), ("rounds=many", "rounds=many"), ("rounds", "key=value")],
-)
-def test_a_wrong_option_is_named(word, said):
-    with pytest.raises(UserError, match=said):
-        options.parse(speed.Settings, [word])
-
-
-def test_a_path_that_is_no_checkout_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"nanogpt=.*model\.py"):
-        peers.nanogpt(subjects.SHAPES["tiny"], str(tmp_path))
-    with pytest.raises(peers.Absent, match="litgpt=/path"):
-        peers.litgpt(subjects.SHAPES["tiny"], None)
