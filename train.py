@@ -12,6 +12,7 @@ import dataclasses
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from configs.cli import command
@@ -79,7 +80,6 @@ def train_run(opened: Opened, world: World, stop: Stop, held: ExitStack) -> None
         where = f"on {precision.device}{world} in {precision.name}{', compiled' * learner.compiled}"
         for line in [*sizes, where, *opened.notes, *tracker.notes]:
             progress.say(line)
-        tokens = config.train.batch_size * config.context_length
         ideal = learner.flops / world.size / cost.ceiling(precision)
         saver = Saver(
             folder,
@@ -100,7 +100,7 @@ def train_run(opened: Opened, world: World, stop: Stop, held: ExitStack) -> None
                 batches=batches,
                 validation=feed.validation,
                 guard=Guard(precision, state.skips),
-                journal=Journal(metrics, tracker, progress, state, tokens, ideal),
+                journal=Journal(metrics, tracker, progress, state, learner.tokens, ideal),
                 saver=saver,
                 stop=stop,
             ).run()
@@ -146,7 +146,7 @@ class Loop:
             if measure:
                 numbers |= self.validation.measure(self.learner.model, self.precision)
             if numbers:
-                journal.log(numbers, self.batches.loader.whole(state.step - 1))
+                journal.log(numbers, partial(self.batches.loader.whole, state.step - 1))
             if best := numbers.get("val/loss", math.inf) < state.best:
                 state.best, state.best_step = numbers["val/loss"], state.step
             stop = self.stop.agreed()

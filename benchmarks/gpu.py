@@ -2,7 +2,7 @@
 
 python -m benchmarks.gpu                       # prints, and writes docs/results/gpu.jsonl line by line
 python -m benchmarks.gpu parts=fold,flex       # some parts alone
-python -m benchmarks.gpu device=cpu tiny=true  # every part at toy sizes, to see that it runs
+python -m benchmarks.gpu device=cpu tiny=true out=/tmp/gpu.jsonl   # toy sizes, to see that every part runs
 
 Needs torch, NumPy and pytest and nothing else of the project's requirements. What is unusual: it expects to
 fail somewhere. Each case is run for itself; an exception becomes a line of the results and the next case runs.
@@ -143,7 +143,11 @@ def tidy() -> None:
 def measure(settings: Settings) -> None:
     end = time.monotonic() + 60 * settings.minutes
     if settings.device.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError("no CUDA device here; device=cpu tiny=true shows that every part runs")
+        raise UserError(
+            "no CUDA device here; device=cpu tiny=true out=<file> shows that every part runs"
+        )
+    if settings.out == Settings.out and (settings.tiny or not settings.device.startswith("cuda")):
+        raise UserError(f"{settings.out} is for a GPU's real sizes: set out=")
     for name in settings.parts:
         if name not in PARTS:
             raise UserError(f"parts={name} is unknown: there is {', '.join(PARTS)}")

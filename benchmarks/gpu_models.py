@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 import torch
 
+from benchmarks.evaluation import LAST
 from benchmarks.subjects import SCHEMES, Shape, Trainee, mean_nats, ours, shape
 from model.cache import Cache
 from training.cost import flops_per_token
 
 T = TypeVar("T")
 Cases = Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]  # what it is, and the work
-LAST = 32  # tokens that same_tokens scores
 
 
 @dataclass

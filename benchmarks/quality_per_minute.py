@@ -38,7 +38,7 @@ class Settings:
 
 BATCH, CONTEXT = 12, 64
 WIDTH, LAYERS, HEADS, HIDDEN = 128, 4, 4, 344  # 0.79M parameters a model beside the embeddings
-TRIAL = 30  # steps that time a step
+TRIAL = 150  # steps that time a step
 
 
 class Run:

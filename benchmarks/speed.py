@@ -1,7 +1,7 @@
 """Training speed on a CPU: ours against other people's models of equal shape, and every scheme against none.
 
 python -m benchmarks.speed nanogpt=/path/to/nanoGPT
-python -m benchmarks.speed nanogpt=/path/to/nanoGPT compile=true part=peers out=docs/results/speed-compiled.json
+python -m benchmarks.speed nanogpt=/path/to/nanoGPT compile=true parts=peers
 
 All cases of a table live in one process and take turns, the machine's own ceiling (a float32 matrix product)
 among them; benchmarks/timing.py says how. All have random tokens, the same fused AdamW, clipping and order of
@@ -17,12 +17,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from benchmarks.options import command, machine, save
+from errors import UserError
 
 
 @dataclass
 class Settings:
-    out: str = "docs/results/speed.json"
-    part: str = "all"  # peers, schemes or all
+    out: str = "docs/results"  # folder; a file for each part
+    parts: list[str] = field(default_factory=lambda: ["peers", "schemes"])
     sizes: list[str] = field(default_factory=lambda: ["3M", "10M"])
     lengths: list[int] = field(default_factory=lambda: [256, 512])  # against peers
     schemes: list[str] = field(default_factory=list)  # none given: all of them
@@ -38,39 +39,44 @@ class Settings:
     lingua: str | None = None
 
 
-def measure(settings: Settings) -> dict[str, Any]:
+def measure(settings: Settings) -> None:
     import torch
     from torch._inductor import config as inductor
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
     torch.manual_seed(0)
-    report: dict[str, Any] = {
-        "machine": machine(),
-        "settings": asdict(settings) | {key: None for key in ("nanogpt", "litgpt", "lingua")},
-        "tables": [],
-        "absent": {},
-    }
+    for part in settings.parts:
+        if part not in PARTS:
+            raise UserError(f"parts={part} is unknown: there is {', '.join(PARTS)}")
     # Every case is a compilation of its own: past the limit torch would quietly run one as it is. And a first
     # compilation is what a user waits for.
     limit = torch._dynamo.config.patch(recompile_limit=10_000)
     with limit, inductor.patch(force_disable_caches=True):
-        for table in tables(settings, report["absent"]):
-            report["tables"].append(table)
-            save(settings.out, report)
-    return report
+        for part in settings.parts:
+            absent: dict[str, str] = {}
+            report = {"machine": machine(), "settings": asdict(settings), "absent": absent}
+            report["settings"] |= {key: None for key in ("out", "nanogpt", "litgpt", "lingua")}
+            report["tables"] = []
+            for table in PARTS[part](settings, absent):
+                report["tables"].append(table)
+                save(f"{settings.out}/speed-{part}{'-compiled' * settings.compile}.json", report)
 
 
-def tables(settings: Settings, absent: dict[str, str]) -> Iterator[dict[str, Any]]:
+def peers(settings: Settings, absent: dict[str, str]) -> Iterator[dict[str, Any]]:
+    for size in settings.sizes:
+        for length in settings.lengths:
+            yield peers_table(size, length, settings, absent)
+
+
+def schemes(settings: Settings, absent: dict[str, str]) -> Iterator[dict[str, Any]]:
     from benchmarks.subjects import SCHEMES
 
-    if settings.part in ("all", "peers"):
-        for size in settings.sizes:
-            for length in settings.lengths:
-                yield peers_table(size, length, settings, absent)
-    if settings.part in ("all", "schemes"):
-        for length in settings.scheme_lengths:
-            yield schemes_table(settings.schemes or SCHEMES, length, settings)
+    for length in settings.scheme_lengths:
+        yield schemes_table(settings.schemes or SCHEMES, length, settings)
+
+
+PARTS = {"peers": peers, "schemes": schemes}
 
 
 def peers_table(
@@ -93,7 +99,7 @@ def peers_table(
         built[name] = ours(at, name), mean_nats
     turned = lambda pairs: ratio([(our, their) for their, our in pairs])  # noqa: E731
     found = run(built, groups, at, settings, "ours", turned)
-    return {"part": "peers", "size": size} | found
+    return {"size": size} | found
 
 
 def schemes_table(names: list[str], length: int, settings: Settings) -> dict[str, Any]:
@@ -104,7 +110,7 @@ def schemes_table(names: list[str], length: int, settings: Settings) -> dict[str
     others = [name for name in names if name != "none"]
     built = {name: (ours(at, name), mean_nats) for name in ("none", *others)}
     found = run(built, {"none": others}, at, settings, "of_none", ratio)
-    return {"part": "schemes", "size": settings.scheme_size} | found
+    return {"size": settings.scheme_size} | found
 
 
 def run(

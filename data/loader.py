@@ -46,7 +46,7 @@ def batch_hash(batch: Batch) -> str:
     return sha256.hexdigest()[:16]
 
 
-@lru_cache(maxsize=2)  # a batch may hold the end of one and the start of the next
+@lru_cache(maxsize=4)  # two of the batches read ahead, at the end of one; the validation's
 def epoch_starts(seed: int, epoch: int, n_tokens: int, length: int) -> np.ndarray:
     """Where each window of an epoch starts, in the order they are taken: (N // T,) int64.
 

@@ -49,11 +49,10 @@ def clean(row: Mapping[str, Any]) -> str:
 
 def peers(name: str, command: str) -> str:
     report = load(name)
-    found = [t for t in report["tables"] if t["part"] == "peers"] if report else []
-    if not found:
+    if not report:
         return missing(command)
     absent = "".join(f" {who}: {why}." for who, why in report["absent"].items())
-    return f"{machine(report)}{absent}\n\n" + "\n".join(map(peers_table, found))
+    return f"{machine(report)}{absent}\n\n" + "\n".join(map(peers_table, report["tables"]))
 
 
 def peers_table(found: Mapping[str, Any]) -> str:
@@ -94,10 +93,10 @@ def pays(row: Mapping[str, Any], eager: Mapping[str, Any]) -> list[str]:
 
 
 def schemes() -> str:
-    report = load("speed.json")
-    found = [t for t in report["tables"] if t["part"] == "schemes"] if report else []
-    if not found:
-        return missing("speed part=schemes")
+    report = load("speed-schemes.json")
+    if not report:
+        return missing("speed parts=schemes")
+    found = report["tables"]
     names = [row["case"] for row in found[0]["rows"] if not row["compiled"]]
     at = [{r["case"]: r for r in t["rows"] if not r["compiled"]} for t in found]
     rows = [
@@ -117,12 +116,11 @@ def profile() -> str:
     if not report:
         return missing("profile_step")
     at = {found["scheme"]: found for found in report["schemes"]}
-    operators = dict.fromkeys(o for found in at.values() for o in found["operators"])
-    rows = [
-        [f"`{o}`", *(number(found["operators"].get(o), ".2f", "") for found in at.values())]
-        for o in operators
-    ]
-    rows.append(["all", *(f"{found['seconds']:.2f}" for found in at.values())])
+    own = [found["operators"] for found in at.values()]
+    most = dict.fromkeys(o for times in own for o in sorted(times, key=lambda o: -times[o])[:8])
+    rows = [[f"`{o}`", *(number(times.get(o), ".2f", "") for times in own)] for o in most]
+    rows.append(["all operators", *(f"{sum(times.values()):.2f}" for times in own)])
+    rows.append(["a step without the profiler", *(f"{f['step_seconds']:.2f}" for f in at.values())])
     length = report["settings"]["length"]
     head = [f"own seconds in a step of {length:,} tokens a text", *at]
     return f"{machine(report)}\n\n{table(head, rows)}"
@@ -143,7 +141,7 @@ def evaluation() -> str:
         parts.append(f"{title}:\n\n{table(['scheme', *(f'{n:,}' for n in lengths)], rows)}")
     if report.get("growth"):
         rows = [
-            [f"{g['scheme']}, {g['scored']}", f"{g['seconds']:.2f}", number(g["memory"], ".2f")]
+            [f"{g['scheme']}, {g['scored']}", f"{g['seconds']:.2f}", number(g["memory"], ".1f")]
             for g in report["growth"]
         ]
         ends = f"{report['growth'][0]['from']:,} to {report['growth'][0]['to']:,} tokens"
@@ -156,8 +154,10 @@ def evaluation() -> str:
 def cost(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return ""
-    memory = number(row["memory_mib"], ",.0f")
-    return f"{row['seconds']:.3g} s, {row['of_none']['ratio']:.2f} x none, {memory} MiB"
+    known = row["memory_mib"]
+    memory = "?" if known is None else f"{round(known, -1):.0f}"
+    of = f", {spread(row['of_none'])}" if row["scheme"] != "none" else ""
+    return f"{row['seconds']:.3g} s{of}, {memory} MiB, {clean(row)}"
 
 
 def number(value: float | None, form: str, unknown: str = "?") -> str:
@@ -172,20 +172,24 @@ def quality() -> str:
     for name in report["seeds"][0]["curves"]:
         ends = [seed["curves"][name][-1] for seed in report["seeds"]]
         losses = [end["loss"] for end in ends]
-        of = statistics.mean(
+        of = [
             end["loss"] - seed["curves"]["nanoGPT"][-1]["loss"]
             for end, seed in zip(ends, report["seeds"], strict=True)
-        )
+        ]
         rows.append([
             name if name == "nanoGPT" else f"**ours, {name}**",
             f"{statistics.mean(end['tokens'] for end in ends):,.0f}",
             f"{statistics.mean(end['seconds'] for end in ends):.0f}",
-            f"{statistics.mean(losses):.3f} ({min(losses):.3f}–{max(losses):.3f})",
-            "" if name == "nanoGPT" else f"{of:+.3f}",
+            f"{statistics.mean(losses):.3f}{span(losses)}",
+            "" if name == "nanoGPT" else f"{statistics.mean(of):+.3f}{span(of)}",
         ])  # fmt: skip
     head = ["model", "tokens", "s of training", "validation loss, nats a byte", "minus nanoGPT's"]
     seeds = f"{len(report['seeds'])} seed{'s' * (len(report['seeds']) > 1)}"
-    return f"{machine(report)} {seeds}, means (lowest–highest).\n\n{table(head, rows)}"
+    return f"{machine(report)} {seeds}, means (lowest to highest).\n\n{table(head, rows)}"
+
+
+def span(values: Sequence[float]) -> str:
+    return f" ({min(values):.3f} to {max(values):.3f})" if len(values) > 1 else ""
 
 
 def gpu() -> str:
@@ -217,10 +221,9 @@ def loose(value: Any) -> str:
 
 
 SECTIONS: Mapping[str, Section] = {
-    "peers": lambda: peers("speed.json", "speed nanogpt=/path/to/nanoGPT"),
+    "peers": lambda: peers("speed-peers.json", "speed nanogpt=/path/to/nanoGPT parts=peers"),
     "compiled": lambda: peers(
-        "speed-compiled.json",
-        "speed nanogpt=/path/to/nanoGPT compile=true part=peers out=docs/results/speed-compiled.json",
+        "speed-peers-compiled.json", "speed nanogpt=/path/to/nanoGPT parts=peers compile=true"
     ),
     "schemes": schemes,
     "profile": profile,

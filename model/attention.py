@@ -22,12 +22,14 @@ from model.fold import fold
 from model.position.base import Clock, Position
 
 # How many queries a block may hold: near queries fold more exactly; a block that is no view of a
-# line of numbers takes memory, the more so where a pair's score is computed (FIRE: 32 numbers each).
+# line of numbers takes memory, the more so where a pair's score is computed.
 MOST_ROWS = {"none": 1024, "clock": 256, "distance": 1024, "pair": 256}
 PLAIN_ROWS = 256  # of scores that learn: PyTorch's plain formula computes what is masked, too
 MOST_ELEMENTS = {"none": 2**24, "clock": 2**24, "distance": 2**24, "pair": 2**21}
 FEWEST_ROWS = 16
-MOST_KEPT = 2**25  # scores of pairs, 128 MiB: up to here layers that share them compute them once
+MOST_KEPT = (
+    2**25
+)  # scores of pairs, 128 MiB in float32: up to here layers that share them compute them once
 
 
 @dataclass(frozen=True)
@@ -160,11 +162,14 @@ def dense_blocks(
     table = table.to(q.dtype)  # here: of a block's view it would be a copy
     batch = 1 if places.segments is None and places.q_pos.dim() == 1 else q.shape[0]
     keep = batch * H * Tq * Tk <= MOST_KEPT and not position.per_layer
-    rows = MOST_ROWS[position.form]
+    form = position.form if strided else "pair"
+    rows = MOST_ROWS[form]
     if table.requires_grad:
         rows = min(rows, PLAIN_ROWS)
-    if not strided or places.segments is not None or q.dtype == torch.bfloat16:
-        rows = min(rows, MOST_ELEMENTS[position.form] // (batch * H * Tk))
+    if (
+        not strided or places.segments is not None or q.dtype == torch.bfloat16
+    ):  # no view, or copied
+        rows = min(rows, MOST_ELEMENTS[form] // (batch * H * Tk))
     if window is not None:
         rows = min(rows, max(64, window))  # a block's corners outside the window are wasted work
     rows = max(FEWEST_ROWS, rows)
@@ -173,6 +178,7 @@ def dense_blocks(
         high = Tk - Tq + b
         low = 0 if window is None else max(0, Tk - Tq + a - window + 1)
 
+        # A function: made when the block before it is forgotten, so that one is held at a time.
         def mask(a: int = a, b: int = b, low: int = low, high: int = high) -> Tensor:
             block = toeplitz(table[:, : high - low], b - a)
             if not strided:
@@ -211,7 +217,7 @@ def by_distance(position: Position | None, d: Tensor, window: int | None) -> Ten
 def toeplitz(table: Tensor, rows: int) -> Tensor:
     """(H, n) scores by distance -> (H, rows, n): row r is the r-th last query, its own key last.
 
-    -inf after that key. A view: no number is copied n times.
+    -inf after that key. A view: no number is stored n times.
     """
     future = table.new_full((table.shape[0], rows - 1), -torch.inf)
     return torch.cat((table.flip(-1), future), dim=-1).unfold(-1, table.shape[1], 1)

@@ -2,8 +2,8 @@
 
 PyTorch's own are made of small steps there: a pass over memory for each, its result kept till the
 backward pass. What these save of a training step stands in docs/performance.md. Under
-torch.compile, which fuses the steps itself, on a GPU, which has kernels for them, and in mixed
-precision PyTorch's own run; `by_hand` decides.
+torch.compile, which fuses the steps itself, on a GPU, which has kernels for them, and under
+autocast PyTorch's own run; `by_hand` decides.
 """
 
 from typing import Any

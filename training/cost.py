@@ -18,8 +18,9 @@ from model.config import ModelConfig
 from model.transformer import Transformer
 from training.precision import DTYPES, Precision
 
-# From how many model FLOPs on `auto` compiles. On a CPU provisional: at 3M half a minute of compiling for 4 to 7 % of a
-# step would pay from 5e13 on; the table in docs/performance.md is to be made. On a GPU nothing is known: never.
+# From how many model FLOPs on `auto` compiles (docs/performance.md, "Compiled"). On a CPU half a minute of compiling
+# wins 2 to 5 % of a step at 10M parameters, and nothing at 3M, where so long a run loses 1 % by it. On a GPU nothing
+# is known: never.
 PAYS_FROM = {"cpu": 2e14}
 
 
@@ -61,9 +62,9 @@ def ceiling(precision: Precision) -> float:
 
 
 def compiles(setting: bool | str, flops: float, device: torch.device) -> bool:
-    """Whether a run of so many model FLOPs is compiled: as it was set, or for `auto` where it pays and can be.
+    """Whether a run of so many model FLOPs a process is compiled: as it was set; for `auto` where it pays and can be.
 
-    By the whole length of a run and not what is left of it, so that one that goes on computes as before.
+    By a run's whole length and not what is left of it, so that one that goes on to the same end computes as before.
     """
     if setting != "auto":
         return bool(setting)

@@ -1,6 +1,7 @@
 """What a run says of itself: numbers of a step to metrics.jsonl, to the tracker and to the terminal."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -20,7 +21,7 @@ class Journal:
     state: State
     tokens: int  # a step, over all devices
     ideal: float  # seconds a step by arithmetic, at the speed of a matrix product: training/cost.py
-    losses: list[float | Tensor] = field(default_factory=list)  # since the last logged step
+    losses: list[float | Tensor] = field(init=False)  # since the last logged step
 
     def __post_init__(self) -> None:
         self.losses = list(self.state.losses)
@@ -43,12 +44,13 @@ class Journal:
             "train/mfu": steps * self.ideal / seconds,
         }
 
-    def log(self, numbers: dict[str, float], batch: Batch) -> None:
-        """batch: what the step read, on all devices."""
+    def log(self, numbers: dict[str, float], batch: Callable[[], Batch]) -> None:
+        """batch: reads again what the step read, on all devices; asked by who writes it down alone."""
         state, tokens = self.state, self.state.step * self.tokens
         state.seconds = self.spent + time.monotonic() - self.began
         where = {"step": state.step, "tokens": tokens}
-        self.metrics.log(numbers, **where, seconds=state.seconds, batch=batch_hash(batch))
+        hashed = lambda: batch_hash(batch())  # noqa: E731
+        self.metrics.log(numbers, **where, seconds=state.seconds, batch=hashed)
         self.tracker.log(numbers, **where)
         forms = {
             "train/loss": "loss {:.3f}",

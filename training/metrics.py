@@ -10,7 +10,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -32,9 +32,9 @@ class NoMetrics:
         step: int,
         tokens: int,
         seconds: float,
-        batch: str | None = None,
+        batch: Callable[[], str] | None = None,
     ) -> None:
-        """`tokens` and `seconds` since training began; `batch`: a hash of what the step read."""
+        """`tokens` and `seconds` since training began; `batch`: makes a hash of what the step read."""
 
     def sync(self) -> None:
         """Through to the disk: a checkpoint must not know of steps that a power failure takes from here."""
@@ -70,11 +70,11 @@ class MetricsFile(NoMetrics):
         step: int,
         tokens: int,
         seconds: float,
-        batch: str | None = None,
+        batch: Callable[[], str] | None = None,
     ) -> None:
         """What is not finite is written as null."""
         record = {"attempt": self.attempt, "step": step, "tokens": tokens, "seconds": seconds}
-        record |= {} if batch is None else {"batch": batch}
+        record |= {} if batch is None else {"batch": batch()}
         record |= {key: _plain(value) for key, value in metrics.items()}
         with writing(self.path):
             self._file.write(json.dumps(record, allow_nan=False) + "\n")

@@ -60,7 +60,8 @@ class Learner:
     optimizer: torch.optim.AdamW
     scaler: torch.amp.GradScaler
     state: checkpoint.State
-    flops: int  # model FLOPs a step, on all devices
+    tokens: int  # a step, over all devices
+    flops: int  # of the model, a step, over all devices
 
 
 def open_learner(
@@ -75,9 +76,10 @@ def open_learner(
     state = start(opened, model, optimizer, scaler, precision, feed, world, held)
     tokens = settings.batch_size * config.context_length
     flops = cost.flops_per_token(model, model.config) * tokens
-    compiled = cost.compiles(config.compile, flops * settings.steps, precision.device)
+    own = flops // world.size * settings.steps
+    compiled = cost.compiles(config.compile, own, precision.device)
     called = torch.compile(world.wrap(model)) if compiled else world.wrap(model)
-    return Learner(model, called, compiled, optimizer, scaler, state, flops)
+    return Learner(model, called, compiled, optimizer, scaler, state, tokens, flops)
 
 
 def start(

@@ -19,7 +19,7 @@ def test_metrics_file_is_strict_json_and_counts_attempts(tmp_path):
                 step=1 + expected,
                 tokens=64,
                 seconds=0.5,
-                batch="0123",
+                batch=lambda: "0123",
             )
             lines = path.read_text().splitlines()  # written at once, before closing
     records = [json.loads(line, parse_constant=pytest.fail) for line in lines]
