@@ -9,13 +9,15 @@ and growth is that from the second longest length to the longest: 2 where they d
 """
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.options import command, machine, save
+from benchmarks.options import begin, command, machine, save
+from configs.check import LONGEST, within
 from errors import UserError
 from revision import ROOT
 
@@ -44,18 +46,17 @@ class Settings:
     rounds: int = 5
     threads: int = 0  # 0: torch's choice
     patience: float = 60.0
-    memory: str = ""  # scheme,length,kind: measure this alone, in this process
 
 
-def measure(settings: Settings) -> dict[str, Any] | None:
+def measure(settings: Settings) -> dict[str, Any]:
     import torch
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    if settings.memory:
-        name, length, kind = settings.memory.split(",")
-        print(json.dumps(peak(settings.size, name, int(length), kind)))
-        return None
+    begin(settings, [settings.out], [settings.size])
+    within("rounds", settings.rounds, 1, LONGEST)
+    for length in settings.lengths:
+        within("lengths", length, LAST, LONGEST)
     names = ["none", *(name for name in settings.schemes if name != "none")]
     report: dict[str, Any] = {"machine": machine(), "settings": asdict(settings), "rows": []}
     for length in settings.lengths:
@@ -104,10 +105,13 @@ def table(names: list[str], length: int, kind: str, settings: Settings) -> list[
 
 
 def in_subprocess(name: str, length: int, kind: str, settings: Settings) -> float | None:
-    arguments = [f"memory={name},{length},{kind}", f"size={settings.size}"]
-    arguments.append(f"threads={settings.threads}")
-    words = [sys.executable, "-m", "benchmarks.evaluation", *arguments]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    call = f"peak({settings.size!r}, {name!r}, {length}, {kind!r})"
+    code = f"import json\nfrom benchmarks.evaluation import peak\nprint(json.dumps({call}))"
+    threads = {"OMP_NUM_THREADS": str(settings.threads)} if settings.threads else {}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT, env=os.environ | threads, capture_output=True, text=True,
+    )  # fmt: skip
     if done.returncode:
         raise UserError(f"{name} at {length} tokens: {done.stderr.strip().splitlines()[-1]}")
     return json.loads(done.stdout)

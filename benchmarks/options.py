@@ -6,20 +6,27 @@ with torch and NumPy alone can run what it must.
 """
 
 import dataclasses
+import errno
 import json
 import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar, get_origin, get_type_hints
+from typing import Any, Protocol, TypeVar, get_origin, get_type_hints
 
 from configs.check import fit, nearest
 from errors import UserError
 from revision import revision
-from storage import replace_text
+from storage import replace_text, writing
 
-T = TypeVar("T")
+
+class Settings(Protocol):
+    out: str  # where results go: a file or a folder
+
+
+T = TypeVar("T", bound=Settings)
 
 
 def scalar(text: str) -> Any:
@@ -62,9 +69,12 @@ def command(kind: type[T], work: Callable[[T], object], about: str | None) -> No
         print(about, *(f"{key}={value}" for key, value in defaults.items()), sep="\n")
         return
     try:
-        work(parse(kind, sys.argv[1:]))
+        work(settings := parse(kind, sys.argv[1:]))
     except UserError as error:
-        sys.exit(str(error))
+        sys.exit(f"error: {error}")
+    print(
+        f"done: {settings.out}; `python -m docs.readme` puts docs/results into docs/performance.md"
+    )
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
@@ -95,7 +105,19 @@ def processor() -> str:
     return names[0] if names else platform.processor()
 
 
+def begin(settings: Settings, files: Sequence[str], sizes: Sequence[str]) -> None:
+    """UserError, before any work, where a report could not be saved or toy sizes would take a real one's place."""
+    if "tiny" in sizes and settings.out == type(settings).out:
+        raise UserError(f"{settings.out} is for real sizes: set out= for tiny ones")
+    for path in map(Path, files):
+        with writing(path):
+            with suppress(FileExistsError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            wrong = errno.EISDIR if path.is_dir() else 0 if path.parent.is_dir() else errno.ENOTDIR
+            if wrong:
+                raise OSError(wrong, os.strerror(wrong))
+
+
 def save(path: str | Path, report: dict[str, Any]) -> None:
     """The report so far, whole: called after each part, so that a stop loses only the rest."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     replace_text(Path(path), json.dumps(report, indent=1, allow_nan=False) + "\n")

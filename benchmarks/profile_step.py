@@ -11,7 +11,8 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benchmarks.options import command, machine, save
+from benchmarks.options import begin, command, machine, save
+from configs.check import LONGEST, within
 
 
 @dataclass
@@ -30,6 +31,9 @@ class Settings:
 def measure(settings: Settings) -> dict[str, Any]:
     import torch
 
+    begin(settings, [settings.out], [settings.size])
+    within("steps", settings.steps, 1, LONGEST)
+    within("tokens", settings.tokens, settings.length, LONGEST)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     report: dict[str, Any] = {"machine": machine(), "settings": asdict(settings), "schemes": []}
@@ -48,7 +52,7 @@ def profiled(name: str, settings: Settings) -> dict[str, Any]:
 
     at = shape(settings.size, settings.length)
     trainee = Trainee(ours(at, name), mean_nats)
-    batch = max(1, settings.tokens // settings.length)
+    batch = settings.tokens // settings.length
     tokens = torch.randint(at.vocab_size, (batch, settings.length + 1))
     trainee.step(tokens)
     plain = []

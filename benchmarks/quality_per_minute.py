@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benchmarks.options import command, machine, save
+from benchmarks.options import begin, command, machine, save
 from errors import UserError
 from revision import ROOT
 
@@ -126,6 +126,7 @@ def measure(settings: Settings, corpus: Any = None) -> dict[str, Any]:
 
     from data.loader import Loader
 
+    begin(settings, [settings.out], [])
     if settings.threads:
         torch.set_num_threads(settings.threads)
     text, held_out, vocab_size = streams(corpus or shakespeare())

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benchmarks.options import command, machine, save
+from benchmarks.options import begin, command, machine, save
+from configs.check import LONGEST, nearest, within
 from errors import UserError
 
 
@@ -43,12 +44,17 @@ def measure(settings: Settings) -> None:
     import torch
     from torch._inductor import config as inductor
 
+    lengths = {"peers": settings.lengths, "schemes": settings.scheme_lengths}
+    sizes = {"peers": settings.sizes, "schemes": [settings.scheme_size]}
+    for part in settings.parts:
+        if part not in PARTS:
+            raise UserError(f"parts={part} is unknown{nearest(part, PARTS)}")
+        begin(settings, [file(settings, part)], sizes[part])
+        within("tokens", settings.tokens, max(lengths[part], default=1), LONGEST)
+    within("rounds", settings.rounds, 1, LONGEST)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     torch.manual_seed(0)
-    for part in settings.parts:
-        if part not in PARTS:
-            raise UserError(f"parts={part} is unknown: there is {', '.join(PARTS)}")
     # Every case is a compilation of its own: past the limit torch would quietly run one as it is. And a first
     # compilation is what a user waits for.
     limit = torch._dynamo.config.patch(recompile_limit=10_000)
@@ -60,7 +66,11 @@ def measure(settings: Settings) -> None:
             report["tables"] = []
             for table in PARTS[part](settings, absent):
                 report["tables"].append(table)
-                save(f"{settings.out}/speed-{part}{'-compiled' * settings.compile}.json", report)
+                save(file(settings, part), report)
+
+
+def file(settings: Settings, part: str) -> str:
+    return f"{settings.out}/speed-{part}{'-compiled' * settings.compile}.json"
 
 
 def peers(settings: Settings, absent: dict[str, str]) -> Iterator[dict[str, Any]]:
@@ -130,7 +140,7 @@ def run(
     from benchmarks.timing import CEILING, gflops, matrix_product, ratio, seconds, take_turns
 
     modes = (False, True) if settings.compile else (False,)
-    tokens = torch.randint(at.vocab_size, (max(1, settings.tokens // at.context), at.context + 1))
+    tokens = torch.randint(at.vocab_size, (settings.tokens // at.context, at.context + 1))
     cases: dict[str, Any] = {CEILING: matrix_product()}
     rows: dict[str, dict[str, Any]] = {}
     for compiled in modes:

@@ -126,7 +126,7 @@ def spelled(kind: Any) -> str:
     if kind is type(None):
         return "null"
     if origin is Literal:
-        return "one of " + ", ".join(map(str, arguments))
+        return "one of " * (len(arguments) > 1) + ", ".join(map(str, arguments))
     if origin is list:
         return f"a list, each {spelled(arguments[0])}"
     if origin is dict:

@@ -61,6 +61,9 @@ def command(name: str, schema: type, run: Run) -> Callable[[], None]:
                 settings = typed(config, schema)
                 started = True
                 run(settings, given_keys(HydraConfig.get().overrides.task), world)
+            except (KeyboardInterrupt, SystemExit):
+                drop_empty(Path(HydraConfig.get().runtime.output_dir))
+                raise
             except Exception as error:
                 drop_empty(Path(HydraConfig.get().runtime.output_dir))
                 line = reason(error)

@@ -205,6 +205,9 @@ def test_latest_and_globs(fresh, capfd):
     assert command("eval", "run=outputs/*/*", *QUICK, "lengths=[32]") == 0
     assert Path("outputs/rope/run/eval/rope.json").exists()
     assert sorted(p.name for p in Path("outputs").iterdir()) == [".latest", "alibi", "rope"]
+    Path("outputs/.latest").write_text("outputs/rope/gone")
+    assert command("eval", "run=latest") == 1
+    assert "run=latest: the newest run was outputs/rope/gone, and is gone" in capfd.readouterr().err
 
 
 def test_a_damaged_checkpoint_is_named(fresh, capfd):

@@ -82,7 +82,10 @@ def locate(run: str, key: str = "run") -> Path:
             raise UserError(
                 f"{key}=latest: no run here yet; train one: python train.py position=rope"
             )
-        run = pointer.read_text().strip()
+        newest = pointer.read_text().strip()
+        if not os.path.isfile(Path(newest, "config.yaml")):
+            raise UserError(f"{key}=latest: the newest run was {newest}, and is gone: name another")
+        return Path(newest)
     if not os.path.isfile(Path(run, "config.yaml")):  # False, too, for a name that no file can have
         raise UserError(f"{key}={run} is no run folder: it has no config.yaml")
     return Path(run)

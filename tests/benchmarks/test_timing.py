@@ -6,7 +6,17 @@ import pytest
 import yaml
 from conftest import ROOT, SCHEMES
 
-from benchmarks import gpu, options, peers, speed, subjects, timing
+from benchmarks import (
+    evaluation,
+    gpu,
+    options,
+    peers,
+    profile_step,
+    quality_per_minute,
+    speed,
+    subjects,
+    timing,
+)
 from benchmarks.timing import Sample
 from errors import UserError
 from training.cost import flops_per_token
@@ -98,3 +108,27 @@ def test_a_path_that_is_no_checkout_is_named(tmp_path):
         peers.nanogpt(subjects.SHAPES["tiny"], str(tmp_path))
     with pytest.raises(peers.Absent, match="litgpt=/path"):
         peers.litgpt(subjects.SHAPES["tiny"], None)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "words", "said"),
+    [
+        (speed, ["out={file}"], "speed-peers.json cannot be written: Not a directory"),
+        (speed, ["out={folder}", "rounds=0"], "rounds=0"),
+        (speed, ["out={folder}", "tokens=64", "lengths=32,128"], "tokens=64 must be from 128"),
+        (speed, ["out={folder}", "parts=peer"], "did you mean peers"),
+        (speed, ["parts=schemes", "scheme_size=tiny"], "docs/results is for real sizes"),
+        (profile_step, ["out={file}/x.json"], "x.json cannot be written: Not a directory"),
+        (profile_step, ["out={folder}/x.json", "steps=0"], "steps=0"),
+        (profile_step, ["size=tiny"], "is for real sizes"),
+        (evaluation, ["out={folder}"], "cannot be written: Is a directory"),
+        (evaluation, ["out={folder}/x.json", "lengths=0"], "lengths=0"),
+        (quality_per_minute, ["out={folder}"], "cannot be written: Is a directory"),
+    ],
+)
+def test_what_cannot_end_well_is_refused_before_any_work(tmp_path, benchmark, words, said):
+    (tmp_path / "file").touch()
+    places = {"file": tmp_path / "file", "folder": tmp_path}
+    words = [word.format(**places) for word in words]
+    with pytest.raises(UserError, match=said):
+        benchmark.measure(options.parse(benchmark.Settings, words))
