@@ -12,11 +12,11 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.options import begin, command, machine, save
+from benchmarks.options import begin, command, machine, recorded, save
 from configs.check import LONGEST, within
 from errors import UserError
 from revision import ROOT
@@ -58,7 +58,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     for length in settings.lengths:
         within("lengths", length, LAST, LONGEST)
     names = ["none", *(name for name in settings.schemes if name != "none")]
-    report: dict[str, Any] = {"machine": machine(), "settings": asdict(settings), "rows": []}
+    report: dict[str, Any] = {"machine": machine(), "settings": recorded(settings), "rows": []}
     for length in settings.lengths:
         for kind in settings.kinds:
             report["rows"] += table(names, length, kind, settings)

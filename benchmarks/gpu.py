@@ -2,7 +2,7 @@
 
 python -m benchmarks.gpu                       # prints, and writes docs/results/gpu.jsonl line by line
 python -m benchmarks.gpu parts=fold,flex       # some parts alone
-python -m benchmarks.gpu device=cpu tiny=true out=/tmp/gpu.jsonl   # toy sizes, to see that every part runs
+python -m benchmarks.gpu device=cpu tiny=true out=toy.jsonl   # toy sizes, to see that every part runs
 
 Needs torch, NumPy and pytest and nothing else of the project's requirements. What is unusual: it expects to
 fail somewhere. Each case is run for itself; an exception becomes a line of the results and the next case runs.

@@ -27,6 +27,7 @@ class Settings(Protocol):
 
 
 T = TypeVar("T", bound=Settings)
+PLACES = {"out", "nanogpt", "litgpt", "lingua"}  # settings that are paths of one machine
 
 
 def scalar(text: str) -> Any:
@@ -116,6 +117,11 @@ def begin(settings: Settings, files: Sequence[str], sizes: Sequence[str]) -> Non
             wrong = errno.EISDIR if path.is_dir() else 0 if path.parent.is_dir() else errno.ENOTDIR
             if wrong:
                 raise OSError(wrong, os.strerror(wrong))
+
+
+def recorded(settings: Any) -> dict[str, Any]:
+    """What a report says of a benchmark's settings: all but the paths."""
+    return {k: v for k, v in dataclasses.asdict(settings).items() if k not in PLACES}
 
 
 def save(path: str | Path, report: dict[str, Any]) -> None:

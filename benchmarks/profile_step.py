@@ -8,10 +8,10 @@ the profiler, which slows them down.
 
 import statistics
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.options import begin, command, machine, save
+from benchmarks.options import begin, command, machine, recorded, save
 from configs.check import LONGEST, within
 
 
@@ -36,7 +36,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     within("tokens", settings.tokens, settings.length, LONGEST)
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    report: dict[str, Any] = {"machine": machine(), "settings": asdict(settings), "schemes": []}
+    report: dict[str, Any] = {"machine": machine(), "settings": recorded(settings), "schemes": []}
     for name in settings.schemes:
         print(name, flush=True)
         report["schemes"].append({"scheme": name} | profiled(name, settings))
@@ -63,8 +63,7 @@ def profiled(name: str, settings: Settings) -> dict[str, Any]:
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         for _ in range(settings.steps):
             trainee.step(tokens)
-    found = sorted(seen.key_averages(), key=lambda event: -event.self_cpu_time_total)
-    own = {e.key: e.self_cpu_time_total / settings.steps / 1e6 for e in found}
+    own = {e.key: e.self_cpu_time_total / settings.steps / 1e6 for e in seen.key_averages()}
     return {"step_seconds": statistics.median(plain), "operators": own}
 
 

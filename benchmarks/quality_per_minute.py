@@ -15,10 +15,10 @@ step; reading one run's curve at that moment would catch it with its learning ra
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.options import begin, command, machine, save
+from benchmarks.options import begin, command, machine, recorded, save
 from errors import UserError
 from revision import ROOT
 
@@ -133,8 +133,7 @@ def measure(settings: Settings, corpus: Any = None) -> dict[str, Any]:
     windows = Loader(held_out, context_length=CONTEXT, batch_size=32, seed=0, document_mask=False)
     count = max(1, min(settings.eval_tokens, len(held_out.tokens)) // (32 * CONTEXT))
     validation = [windows.batch(i).tokens for i in range(count)]
-    report: dict[str, Any] = {"machine": machine(), "settings": asdict(settings), "seeds": []}
-    report["settings"].pop("nanogpt")
+    report: dict[str, Any] = {"machine": machine(), "settings": recorded(settings), "seeds": []}
     for seed in settings.seeds:
         loader = Loader(
             text, context_length=CONTEXT, batch_size=BATCH, seed=seed, document_mask=False

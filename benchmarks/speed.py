@@ -13,10 +13,10 @@ nothing comes from a cache of compilations.
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.options import begin, command, machine, save
+from benchmarks.options import begin, command, machine, recorded, save
 from configs.check import LONGEST, nearest, within
 from errors import UserError
 
@@ -61,8 +61,7 @@ def measure(settings: Settings) -> None:
     with limit, inductor.patch(force_disable_caches=True):
         for part in settings.parts:
             absent: dict[str, str] = {}
-            report = {"machine": machine(), "settings": asdict(settings), "absent": absent}
-            report["settings"] |= {key: None for key in ("out", "nanogpt", "litgpt", "lingua")}
+            report = {"machine": machine(), "settings": recorded(settings), "absent": absent}
             report["tables"] = []
             for table in PARTS[part](settings, absent):
                 report["tables"].append(table)
