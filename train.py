@@ -59,8 +59,8 @@ def train_run(opened: Opened, world: World, stop: Stop, held: ExitStack) -> None
     tools = choose_tools(config, world)  # what a setting can get wrong shows here, before any work
     precision = tools.precision
     feed = open_feed(opened, tools.corpus, tools.spec, precision.device, world)
-    learner = open_learner(opened, feed, precision, world, held)
-    state, steps = learner.state, config.train.steps
+    learner, state = open_learner(opened, feed, precision, world, held)
+    steps = config.train.steps
     with (
         tools.tracker as tracker,
         open_metrics(folder, state.attempt, world.main) as metrics,

@@ -24,28 +24,19 @@ from revision import ROOT
 LAST = 32  # tokens of same_tokens' blocks
 
 
+FORMS = ["none", "rope", "learned", "alibi", "fox", "kerple_log", "t5", "fire", "hybrid"]
+
+
 @dataclass
 class Settings:
     out: str = "docs/results/evaluation-speed.json"
-    size: str = "3M"
-    schemes: list[str] = field(
-        default_factory=lambda: [
-            "none",
-            "rope",
-            "learned",
-            "alibi",
-            "fox",
-            "kerple_log",
-            "t5",
-            "fire",
-            "hybrid",
-        ]
-    )  # one or two of each form
+    size: str = "3M"  # or 10M, tiny
+    schemes: list[str] = field(default_factory=FORMS.copy)  # one or two of each form
     lengths: list[int] = field(default_factory=lambda: [512, 2048, 4096, 8192, 16384])
-    kinds: list[str] = field(default_factory=lambda: ["all", "last"])
+    kinds: list[str] = field(default_factory=lambda: ["all", "last"])  # what is scored
     rounds: int = 5
     threads: int = 0  # 0: torch's choice
-    patience: float = 60.0
+    patience: float = 60.0  # seconds to wait for a quiet machine before a sample
 
 
 def measure(settings: Settings) -> dict[str, Any]:

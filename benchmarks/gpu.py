@@ -37,10 +37,10 @@ GRACE = 30.0  # seconds that a case may take beyond its part's share
 @dataclass
 class Settings:
     out: str = "docs/results/gpu.jsonl"
-    device: str = "cuda"
+    device: str = "cuda"  # cpu is for trying it out, with tiny=true
     parts: list[str] = field(default_factory=list)  # none given: all
-    minutes: float = 8.0
-    tiny: bool = False
+    minutes: float = 8.0  # of which each part has its share
+    tiny: bool = False  # toy sizes
 
 
 def tests(bench: Bench) -> Cases:

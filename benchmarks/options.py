@@ -7,6 +7,7 @@ with torch and NumPy alone can run what it must.
 
 import dataclasses
 import errno
+import inspect
 import json
 import os
 import platform
@@ -66,8 +67,7 @@ def parse(kind: type[T], arguments: Sequence[str]) -> T:
 def command(kind: type[T], work: Callable[[T], object], about: str | None) -> None:
     """Run `work` with the settings of the command line; errors of the user's are one line."""
     if "--help" in sys.argv[1:]:
-        defaults = dataclasses.asdict(kind())  # type: ignore[call-overload]
-        print(about, *(f"{key}={value}" for key, value in defaults.items()), sep="\n")
+        print(about, *explained(kind), sep="\n")
         return
     try:
         work(settings := parse(kind, sys.argv[1:]))
@@ -76,6 +76,21 @@ def command(kind: type[T], work: Callable[[T], object], about: str | None) -> No
     print(
         f"done: {settings.out}; `python -m docs.readme` puts docs/results into docs/performance.md"
     )
+
+
+def explained(kind: type) -> list[str]:
+    """Each setting as it would be given, and the comment that stands behind its field in the source."""
+    lines = inspect.getsource(kind).splitlines()
+    comments = {line.partition(":")[0].strip(): line.partition("  # ")[2] for line in lines}
+    defaults = dataclasses.asdict(kind())  # type: ignore[call-overload]
+    return [f"  {f'{k}={written(v)}':<40} {comments[k]}".rstrip() for k, v in defaults.items()]
+
+
+def written(value: Any) -> str:
+    """A value as `parse` reads it; what nobody gave is left empty."""
+    if isinstance(value, list):
+        return ",".join(map(written, value))
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:

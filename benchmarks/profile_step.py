@@ -14,17 +14,17 @@ from typing import Any
 from benchmarks.options import begin, command, machine, recorded, save
 from configs.check import LONGEST, within
 
+SCHEMES = ["none", "alibi", "fox", "kerple_log", "fire"]
+
 
 @dataclass
 class Settings:
     out: str = "docs/results/profile.json"
-    size: str = "3M"
-    schemes: list[str] = field(
-        default_factory=lambda: ["none", "alibi", "fox", "kerple_log", "fire"]
-    )
-    length: int = 2048
+    size: str = "3M"  # or 10M, tiny
+    schemes: list[str] = field(default_factory=SCHEMES.copy)
+    length: int = 2048  # tokens a text
     tokens: int = 4096  # a step
-    steps: int = 5
+    steps: int = 5  # under the profiler, and as many without it
     threads: int = 0  # 0: torch's choice
 
 

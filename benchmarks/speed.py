@@ -24,20 +24,20 @@ from errors import UserError
 @dataclass
 class Settings:
     out: str = "docs/results"  # folder; a file for each part
-    parts: list[str] = field(default_factory=lambda: ["peers", "schemes"])
-    sizes: list[str] = field(default_factory=lambda: ["3M", "10M"])
+    parts: list[str] = field(default_factory=lambda: ["peers", "schemes"])  # tables
+    sizes: list[str] = field(default_factory=lambda: ["3M", "10M"])  # against peers
     lengths: list[int] = field(default_factory=lambda: [256, 512])  # against peers
     schemes: list[str] = field(default_factory=list)  # none given: all of them
-    scheme_size: str = "3M"
-    scheme_lengths: list[int] = field(default_factory=lambda: [512, 2048])
+    scheme_size: str = "3M"  # against none
+    scheme_lengths: list[int] = field(default_factory=lambda: [512, 2048])  # against none
     tokens: int = 4096  # a step
-    rounds: int = 7
-    compile: bool = False
+    rounds: int = 7  # turns of each case
+    compile: bool = False  # true: each also compiled
     threads: int = 0  # 0: torch's choice
     patience: float = 60.0  # seconds to wait for a quiet machine before a sample
-    nanogpt: str | None = None  # folders of checkouts
-    litgpt: str | None = None
-    lingua: str | None = None
+    nanogpt: str | None = None  # folder of a checkout
+    litgpt: str | None = None  # the same
+    lingua: str | None = None  # the same
 
 
 def measure(settings: Settings) -> None:

@@ -11,6 +11,9 @@ from safetensors.torch import load_file
 from training import checkpoint
 from training.metrics import read_metrics
 
+# for number formats that a CPU is slow in
+FEW_TOKENS = ["context_length=16", "train.batch_size=2", "train.eval_tokens=64"]
+
 
 def records(folder: Path) -> list[dict]:
     def refuse(word):

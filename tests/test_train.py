@@ -9,7 +9,7 @@ import torch
 from conftest import SCHEMES, SMALL, command
 
 import train as train_module
-from tests.runs import records, train, trained_weights
+from tests.runs import FEW_TOKENS, records, train, trained_weights
 from training import checkpoint, run, validation
 from training.positions import draw
 
@@ -78,10 +78,11 @@ def test_positions_can_be_drawn_from_a_longer_range(smoke, position):
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_mixed_precision_is_near_float32(smoke, precision):
-    full, mixed = records(smoke("rope")), records(smoke("rope", f"precision={precision}"))
+    run = smoke("rope", f"precision={precision}", *FEW_TOKENS)
+    full, mixed = records(smoke("rope", *FEW_TOKENS)), records(run)
     assert abs(full[0]["train/grad_norm"] / mixed[0]["train/grad_norm"] - 1) < 0.05  # unscaled
     assert abs(full[-1]["val/loss"] - mixed[-1]["val/loss"]) < 0.02
-    for tensor in trained_weights(smoke("rope", f"precision={precision}")).values():
+    for tensor in trained_weights(run).values():
         assert tensor.dtype == torch.float32
 
 

@@ -59,15 +59,14 @@ class Learner:
     compiled: bool
     optimizer: torch.optim.AdamW
     scaler: torch.amp.GradScaler
-    state: checkpoint.State
     tokens: int  # a step, over all devices
     flops: int  # of the model, a step, over all devices
 
 
 def open_learner(
     opened: resume.Opened, feed: Feed, precision: Precision, world: World, held: ExitStack
-) -> Learner:
-    """A new run's, with its folder, or one as its checkpoint has it."""
+) -> tuple[Learner, checkpoint.State]:
+    """A new run's, with its folder, or both as the checkpoint has them."""
     config, settings = opened.config, opened.config.train
     model = run.build_model(config, feed.tokenizer.vocab_size)
     model.reset(config.seed)
@@ -79,7 +78,7 @@ def open_learner(
     own = flops // world.size * settings.steps
     compiled = cost.compiles(config.compile, own, precision.device)
     called = torch.compile(world.wrap(model)) if compiled else world.wrap(model)
-    return Learner(model, called, compiled, optimizer, scaler, state, tokens, flops)
+    return Learner(model, called, compiled, optimizer, scaler, tokens, flops), state
 
 
 def start(

@@ -103,6 +103,15 @@ def test_a_wrong_option_is_named(word, said):
         options.parse(speed.Settings, [word])
 
 
+@pytest.mark.parametrize("benchmark", [evaluation, gpu, profile_step, quality_per_minute, speed])
+def test_help_shows_each_setting_as_it_is_given(benchmark):
+    shown = {line.split()[0] for line in options.explained(benchmark.Settings)}
+    given = [word for word in shown if not word.endswith("=")]
+    assert options.parse(benchmark.Settings, given) == benchmark.Settings()
+    assert {word.partition("=")[0] for word in shown} == set(benchmark.Settings.__annotations__)
+    assert any("  " in line.strip() for line in options.explained(benchmark.Settings)), "comments"
+
+
 def test_a_path_that_is_no_checkout_is_named(tmp_path):
     with pytest.raises(UserError, match=r"nanogpt=.*model\.py"):
         peers.nanogpt(subjects.SHAPES["tiny"], str(tmp_path))

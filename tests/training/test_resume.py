@@ -11,7 +11,7 @@ from conftest import SMALL, command
 from filelock import FileLock
 
 import train as train_module
-from tests.runs import records, same_bits, same_metrics, train
+from tests.runs import FEW_TOKENS, records, same_bits, same_metrics, train
 from training import checkpoint, run
 from training.optim import learning_rate
 
@@ -38,8 +38,8 @@ def stopped(monkeypatch):
         # 20,120 tokens are 314 windows of 64: step 10 has the end of an epoch and the start of the next
         (["data.document_mask=true", "context_length=64", "train.batch_size=32"], [3, 10, 11]),
         (["train.accumulate=4", "train.eval_every=3"], [1, 7]),
-        (["precision=bf16"], [13]),
-        (["precision=fp16", "train.save_every=4"], [13]),
+        (["precision=bf16", *FEW_TOKENS], [13]),
+        (["precision=fp16", "train.save_every=4", *FEW_TOKENS], [13]),
         pytest.param(["compile=true"], [13], marks=pytest.mark.slow),
     ],
 )
