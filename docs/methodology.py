@@ -74,7 +74,7 @@ def simulation() -> str:
     for name, rates in made["rates"].items():
         rate = partial("{:.1%}".format)
         wrong = rate(rates["false_positives"]) if "power" in rates else "–"
-        powers = [f"{power:.0%}" for power in rates.get("power", [])]
+        powers = [rate(power) for power in rates.get("power", [])]
         stated = f"{rates['effect']:.2f}" if rates.get("effect") else "–"
         blank = ["–"] * (len(made["effects"]) - len(powers))
         rows.append([name, wrong, rate(rates["coverage"]), *powers, *blank, stated])

@@ -6,8 +6,12 @@ A section whose result is not there says so, with the command that would make it
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from benchmarks.options import written
 
 RESULTS = Path(__file__).parent / "results"
 Section = Callable[[], str]
@@ -29,18 +33,33 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in (head, rule, *rows))
 
 
-def machine(report: Mapping[str, Any]) -> str:
-    found = report["machine"]
-    commit = str(found["commit"])
+def machine(report: Mapping[str, Any], command: str) -> str:
+    """Where a report comes from, and the command that makes another."""
+    found, commit = report["machine"], str(report["machine"]["commit"])
     return (
         f"{found['processor']}, {found['threads']} threads, torch {found['torch']}, "
-        f"commit {commit[:10]}{'+' * ('+' in commit)}."
+        f"commit {commit[:10]}{'+' * ('+' in commit)}: `{again(report, command)}`."
     )
 
 
+def again(report: Mapping[str, Any], command: str) -> str:
+    """`command` with the settings that the report was made with."""
+    module, *words = command.split()
+    defaults = asdict(import_module(f"benchmarks.{module}").Settings())
+    said = {word.partition("=")[0] for word in words}
+    words += [
+        f"{key}={written(value)}"
+        for key, value in report["settings"].items()
+        if key in defaults.keys() - said and value != defaults[key]
+    ]
+    return f"python -m benchmarks.{' '.join([module, *words])}"
+
+
 def spread(found: Mapping[str, float] | None) -> str:
-    """A ratio with the lowest and the highest round."""
-    return "" if found is None else f"{found['ratio']:.2f} ({found['low']:.2f}–{found['high']:.2f})"
+    """A ratio with the lowest and the highest of so many rounds."""
+    if found is None:
+        return ""
+    return f"{found['ratio']:.2f} ({found['low']:.2f}–{found['high']:.2f}; {found['rounds']:.0f})"
 
 
 def clean(row: Mapping[str, Any]) -> str:
@@ -52,7 +71,7 @@ def peers(name: str, command: str) -> str:
     if not report:
         return missing(command)
     absent = "".join(f" {who}: {why}." for who, why in report["absent"].items())
-    return f"{machine(report)}{absent}\n\n" + "\n".join(map(peers_table, report["tables"]))
+    return f"{machine(report, command)}{absent}\n\n" + "\n".join(map(peers_table, report["tables"]))
 
 
 def peers_table(found: Mapping[str, Any]) -> str:
@@ -93,28 +112,21 @@ def pays(row: Mapping[str, Any], eager: Mapping[str, Any]) -> list[str]:
 
 
 def schemes() -> str:
-    report = load("speed-schemes.json")
+    report, command = load("speed-schemes.json"), "speed parts=schemes"
     if not report:
-        return missing("speed parts=schemes")
+        return missing(command)
     found = report["tables"]
-    names = [row["case"] for row in found[0]["rows"] if not row["compiled"]]
     at = [{r["case"]: r for r in t["rows"] if not r["compiled"]} for t in found]
-    rows = [
-        [n, *(cell for t in at for cell in (spread(t[n].get("of_none")), clean(t[n])))]
-        for n in names
-    ]
-    head = [
-        "scheme",
-        *(c for t in found for c in (f"time / none, {t['length']:,} tokens", "clean")),
-    ]
+    rows = [[n, *(spread(t[n].get("of_none")) for t in at)] for n in at[0] if n != "none"]
+    head = ["scheme", *(f"time / none, {t['length']:,} tokens" for t in found)]
     ceilings = ", ".join(f"{t['ceiling_gflops']['median']:.0f}" for t in found)
-    return f"{machine(report)} Ceiling: {ceilings} GFLOP/s.\n\n{table(head, rows)}"
+    return f"{machine(report, command)} Ceiling: {ceilings} GFLOP/s.\n\n{table(head, rows)}"
 
 
 def profile() -> str:
-    report = load("profile.json")
+    report, command = load("profile.json"), "profile_step"
     if not report:
-        return missing("profile_step")
+        return missing(command)
     at = {found["scheme"]: found for found in report["schemes"]}
     own = [found["operators"] for found in at.values()]
     most = dict.fromkeys(o for times in own for o in sorted(times, key=lambda o: -times[o])[:8])
@@ -123,14 +135,14 @@ def profile() -> str:
     rows.append(["a step without the profiler", *(f"{f['step_seconds']:.2f}" for f in at.values())])
     length = report["settings"]["length"]
     head = [f"own seconds in a step of {length:,} tokens a text", *at]
-    return f"{machine(report)}\n\n{table(head, rows)}"
+    return f"{machine(report, command)}\n\n{table(head, rows)}"
 
 
 def evaluation() -> str:
-    report = load("evaluation-speed.json")
+    report, command = load("evaluation-speed.json"), "evaluation"
     if not report:
-        return missing("evaluation")
-    parts = [machine(report) + "\n"]
+        return missing(command)
+    parts = [machine(report, command) + "\n"]
     for kind, title in (("all", "All tokens scored"), ("last", "The last 32 scored")):
         lengths = sorted({row["length"] for row in report["rows"]})
         names = list(dict.fromkeys(row["scheme"] for row in report["rows"]))
@@ -156,8 +168,8 @@ def cost(row: Mapping[str, Any] | None) -> str:
         return ""
     known = row["memory_mib"]
     memory = "?" if known is None else f"{round(known, -1):.0f}"
-    of = f", {spread(row['of_none'])}" if row["scheme"] != "none" else ""
-    return f"{row['seconds']:.3g} s{of}, {memory} MiB, {clean(row)}"
+    of = spread(row["of_none"]) if row["scheme"] != "none" else clean(row)
+    return f"{row['seconds']:.3g} s, {of}, {memory} MiB"
 
 
 def number(value: float | None, form: str, unknown: str = "?") -> str:
@@ -165,13 +177,13 @@ def number(value: float | None, form: str, unknown: str = "?") -> str:
 
 
 def quality() -> str:
-    report = load("quality.json")
+    report, command = load("quality.json"), "quality_per_minute nanogpt=/path/to/nanoGPT"
     if not report:
-        return missing("quality_per_minute nanogpt=/path/to/nanoGPT")
+        return missing(command)
     rows = []
     for name in report["seeds"][0]["curves"]:
         ends = [seed["curves"][name][-1] for seed in report["seeds"]]
-        losses = [end["loss"] for end in ends]
+        losses, times = [end["loss"] for end in ends], [end["seconds"] for end in ends]
         of = [
             end["loss"] - seed["curves"]["nanoGPT"][-1]["loss"]
             for end, seed in zip(ends, report["seeds"], strict=True)
@@ -179,17 +191,17 @@ def quality() -> str:
         rows.append([
             name if name == "nanoGPT" else f"**ours, {name}**",
             f"{statistics.mean(end['tokens'] for end in ends):,.0f}",
-            f"{statistics.mean(end['seconds'] for end in ends):.0f}",
-            f"{statistics.mean(losses):.3f}{span(losses)}",
-            "" if name == "nanoGPT" else f"{statistics.mean(of):+.3f}{span(of)}",
+            f"{statistics.mean(times):.0f}{span(times, '.0f')}",
+            f"{statistics.mean(losses):.3f}{span(losses, '.3f')}",
+            "" if name == "nanoGPT" else f"{statistics.mean(of):+.3f}{span(of, '.3f')}",
         ])  # fmt: skip
     head = ["model", "tokens", "s of training", "validation loss, nats a byte", "minus nanoGPT's"]
     seeds = f"{len(report['seeds'])} seed{'s' * (len(report['seeds']) > 1)}"
-    return f"{machine(report)} {seeds}, means (lowest to highest).\n\n{table(head, rows)}"
+    return f"{machine(report, command)} {seeds}, means (lowest to highest).\n\n{table(head, rows)}"
 
 
-def span(values: Sequence[float]) -> str:
-    return f" ({min(values):.3f} to {max(values):.3f})" if len(values) > 1 else ""
+def span(values: Sequence[float], form: str) -> str:
+    return f" ({min(values):{form}} to {max(values):{form}})" if len(values) > 1 else ""
 
 
 def gpu() -> str:

@@ -1,7 +1,7 @@
 """The norm, the loss and a network of one number with a backward pass by hand, for eager mode on a CPU.
 
 PyTorch's own are made of small steps there: a pass over memory for each, its result kept till the
-backward pass. What these save of a training step stands in docs/performance.md. Under
+backward pass. docs/performance.md holds whole steps against those of other people's code. Under
 torch.compile, which fuses the steps itself, on a GPU, which has kernels for them, and under
 autocast PyTorch's own run; `by_hand` decides.
 """
