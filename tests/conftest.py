@@ -21,20 +21,28 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-def command(name: str, *arguments: str) -> int:
-    """`python <name>.py <arguments>` in this process; the exit code."""
+def command(name: str, *arguments: str, once: bool = True) -> int:
+    """`python <name>.py <arguments>` in this process; the exit code.
+
+    once: compose the configuration a single time. Hydra does it twice, first to learn whether this is a sweep.
+    """
+    # Here: a machine with a GPU may have torch and pytest alone
+    from hydra._internal.hydra import Hydra
+    from hydra.types import RunMode
+
     module = __import__(name)
-    before = sys.argv
-    sys.argv = [f"{name}.py", *arguments]
-    try:
-        module.main()
-    except SystemExit as stop:
-        if isinstance(stop.code, str):
-            print(stop.code, file=sys.stderr)
-            return 1
-        return stop.code or 0
-    finally:
-        sys.argv = before
+    sweep = any(word in ("-m", "--multirun") or "hydra.mode" in word for word in arguments)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [f"{name}.py", *arguments])
+        if once and not sweep:
+            patch.setattr(Hydra, "get_mode", lambda *_, **__: RunMode.RUN)
+        try:
+            module.main()
+        except SystemExit as stop:
+            if isinstance(stop.code, str):
+                print(stop.code, file=sys.stderr)
+                return 1
+            return stop.code or 0
     return 0
 
 

@@ -21,7 +21,7 @@ OPTIONS = {
 
 def train_once(tmp_path, monkeypatch, *overrides: str) -> int:
     monkeypatch.chdir(tmp_path)
-    return command("train", *SMALL, *overrides)
+    return command("train", *SMALL, *overrides, once=False)  # as Hydra does it
 
 
 def named_groups():

@@ -31,15 +31,6 @@ def many(examples: int) -> settings:
     )
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Hydra composes everything twice, first to learn whether this is a sweep: here none is."""
-    from hydra._internal.hydra import Hydra
-    from hydra.types import RunMode
-
-    monkeypatch.setattr(Hydra, "get_mode", lambda *_, **__: RunMode.RUN)
-
-
 def refused(name: str, arguments: list[str], word: str, capfd) -> None:
     before = sorted(Path().rglob("*"))
     capfd.readouterr()
@@ -124,7 +115,6 @@ def test_malformed_evaluation_is_refused_by_name(smoke, tmp_path, monkeypatch, c
 
 @pytest.mark.parametrize("flags", [["-m"], []])
 def test_a_refused_sweep_says_so_for_each_job(flags, corpus, tmp_path, monkeypatch, capfd):
-    monkeypatch.undo()  # Hydra's own way to find the mode
     monkeypatch.chdir(tmp_path)
     sweep = ["seed=-1,-2"] if flags else ["hydra.mode=MULTIRUN", "seed=-1,-2"]
     assert command("train", *flags, *SMALLEST, *sweep) == 1
