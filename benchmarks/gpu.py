@@ -151,6 +151,8 @@ def measure(settings: Settings) -> None:
     for name in settings.parts:
         if name not in PARTS:
             raise UserError(f"parts={name} is unknown: there is {', '.join(PARTS)}")
+    if settings.device.startswith("cuda:"):
+        torch.cuda.set_device(settings.device)  # whose clock and memory are asked
     bench = Bench(torch.device(settings.device), settings.tiny)
     chosen = {name: PARTS[name] for name in settings.parts or PARTS}
     journal = Journal(Path(settings.out))

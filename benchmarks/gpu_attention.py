@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from benchmarks.gpu_models import Bench, Cases
+from benchmarks.gpu_models import Bench, Cases, multiplying
 from benchmarks.subjects import Shape, scheme
 from model.attention import Places, turn_and_attend
 from model.position import build_positions
@@ -94,13 +94,11 @@ def fold(bench: Bench) -> Cases:
 
     def compare(name: str, heads: int, length: int, form: str) -> dict[str, Any]:
         dtype, tf32 = FORMATS[form]
-        torch.backends.cuda.matmul.allow_tf32 = tf32
         position = position_of(name, heads, 64, bench.device)
         made = inputs(heads, 64, length, dtype, bench.device)
         rows = chosen(length, bench.device)
-        with torch.no_grad():
+        with torch.no_grad(), multiplying(tf32):
             out = our_attention(position, *made)[:, :, rows]
-        torch.backends.cuda.matmul.allow_tf32 = False
         return error(out, reference(position, *made, rows)) | {"kernels": kernels(position, made)}
 
     for form in FORMATS:

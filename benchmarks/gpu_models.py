@@ -7,6 +7,7 @@ product of random numbers. Sizes: 124M is GPT-2's shape with SwiGLU and a vocabu
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from benchmarks.evaluation import LAST
 from benchmarks.subjects import SCHEMES, Shape, Trainee, mean_nats, ours, shape
 from model.cache import Cache
 from training.cost import flops_per_token
+from training.precision import Precision
 
 T = TypeVar("T")
 Cases = Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]  # what it is, and the work
@@ -56,15 +58,24 @@ class Bench:
             torch.cuda.reset_peak_memory_stats()
 
 
+@contextmanager
+def multiplying(tf32: bool) -> Iterator[None]:
+    """float32 matrices in TF32 or not, whatever ends the case."""
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
 def ceiling(bench: Bench) -> Cases:
     """Matrix products of random numbers, and a copy."""
     n = bench.pick(8192, 64)
 
     def product(dtype: torch.dtype, tf32: bool) -> dict[str, Any]:
-        torch.backends.cuda.matmul.allow_tf32 = tf32
         a, b = (torch.randn(n, n, device=bench.device, dtype=dtype) for _ in range(2))
-        seconds = bench.time(lambda: a @ b, repeats=10)
-        torch.backends.cuda.matmul.allow_tf32 = False
+        with multiplying(tf32):
+            seconds = bench.time(lambda: a @ b, repeats=10)
         tflops = 2 * n**3 / seconds / 1e12
         if dtype == torch.bfloat16:
             bench.bf16_tflops = tflops
@@ -173,11 +184,11 @@ def schemes(bench: Bench) -> Cases:
 
 
 def evaluation(bench: Bench) -> Cases:
-    """One text of up to 65,536 tokens in bfloat16: time and memory, all tokens scored or the last 32."""
+    """One text of up to 65,536 tokens: time and memory, all scored or the last 32; float32 is eval.py's default."""
     lengths = bench.pick([1024, 8192, 65536], [LAST, 2 * LAST])
 
     @torch.inference_mode()
-    def read(scheme: str, length: int, kind: str) -> dict[str, Any]:
+    def read(scheme: str, length: int, kind: str, form: str) -> dict[str, Any]:
         model = ours(shape(bench.pick("124M", "tiny"), length), scheme).to(bench.device).eval()
         text = torch.randint(model.config.vocab_size, (1, length + 1), device=bench.device)
         targets = text[:, 1:] if kind == "all" else text[:, -LAST:]
@@ -185,7 +196,7 @@ def evaluation(bench: Bench) -> Cases:
         held = bench.peak_gib()
 
         def work() -> None:
-            with torch.autocast(bench.device.type, dtype=torch.bfloat16):
+            with Precision(form, bench.device).autocast():
                 model(text[:, :-1], targets)
 
         seconds = bench.time(work, repeats=1 if length > 8192 else 3, warm=1)
@@ -195,9 +206,9 @@ def evaluation(bench: Bench) -> Cases:
 
     for length in lengths:
         for scheme in ("none", "rope", "alibi", "fox", "t5", "fire"):
-            for kind in ("all", "last"):
-                about = {"scheme": scheme, "length": length, "scored": kind}
-                yield about, lambda s=scheme, n=length, k=kind: read(s, n, k)
+            for kind, form in (("all", "bf16"), ("last", "bf16"), ("last", "fp32")):
+                about = {"scheme": scheme, "length": length, "scored": kind, "dtype": form}
+                yield about, lambda s=scheme, n=length, k=kind, f=form: read(s, n, k, f)
 
 
 def decode(bench: Bench) -> Cases:

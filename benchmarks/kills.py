@@ -73,9 +73,10 @@ def kill(child: int, folder: Path) -> str | None:
     stack = folder / "stack.txt"
     try:
         os.kill(child, ASK)
-        until = time.monotonic() + 2
-        while time.monotonic() < until and not stack.read_text().endswith("\n"):
-            time.sleep(0.0005)
+        until, before, seen = time.monotonic() + 2, "", ""
+        while time.monotonic() < until and not (seen.endswith("\n") and seen == before):
+            time.sleep(0.0005)  # long enough for all its lines to be there
+            before, seen = seen, stack.read_text()
         os.kill(child, signal.SIGKILL)
     except ProcessLookupError:
         return None

@@ -143,6 +143,10 @@ def sdpa(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool = False
 ) -> Tensor:
     grouped = q.shape[1] != k.shape[1]
+    if grouped and q.is_cuda and (mask is not None or q.dtype == torch.float32):
+        # on a GPU only the kernel for half precision without a mask shares keys: T x T scores otherwise
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        grouped = False
     with torch.autocast(q.device.type, enabled=False):  # it would round a float32 fold or mask
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
@@ -159,7 +163,8 @@ def dense_blocks(
     Tk, H = places.length, q.shape[1]
     strided = position.form != "pair" and (position.form != "distance" or places.consecutive)
     table = by_distance(position if strided else None, torch.arange(Tk, device=q.device), window)
-    table = table.to(q.dtype)  # here: of a block's view it would be a copy
+    if not table.requires_grad:  # a gradient is a sum over many: in float32
+        table = table.to(q.dtype)  # here: of a block's view it would be a copy
     batch = 1 if places.segments is None and places.q_pos.dim() == 1 else q.shape[0]
     keep = batch * H * Tq * Tk <= MOST_KEPT and not position.per_layer
     form = position.form if strided else "pair"

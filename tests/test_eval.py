@@ -33,6 +33,13 @@ def test_every_scheme_is_measured_beyond_its_context(fresh, position):
             assert row["tokens_scored"] == 0 and row["loss"] is None
 
 
+def test_a_bos_that_training_never_had_is_refused(fresh, capfd):
+    folder = fresh("rope", "data.document_mask=true")
+    assert command("eval", f"run={folder}", *QUICK, "eval.bos=true") == 1
+    assert "error: eval.bos=true: with data.document_mask=true" in capfd.readouterr().err
+    assert not (folder / "eval").exists()
+
+
 def test_a_finished_row_is_not_computed_again(fresh, capfd):
     folder = fresh("rope")
     first = evaluate(folder, BOTH)

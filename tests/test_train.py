@@ -1,6 +1,7 @@
 """The loop: it learns, it repeats itself bit for bit, and it stops where numbers go wrong."""
 
 import random
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,49 @@ def test_init_from_takes_weights_of_another_scheme(smoke, tmp_path, monkeypatch,
         torch.testing.assert_close(after[name], before[name], atol=1e-6, rtol=0)
 
 
+def test_init_from_says_what_is_not_as_it_was(smoke, tmp_path, monkeypatch, corpus, capfd):
+    """Weights of another length, of another scheme, and settings that would quietly go by the new length."""
+    monkeypatch.chdir(tmp_path)
+    longer = [*SMALL, *corpus, "context_length=48", "train.steps=1"]
+    rope, table = smoke("rope"), smoke("kerple_log")
+    for position, key in (("rope_yarn", "original_context"), ("fire", "threshold")):
+        assert command("train", *longer, f"position={position}", f"init_from={rope}") == 1
+        said = capfd.readouterr().err
+        assert f"position.{key}=null" in said and "was trained at 32" in said
+    asked = ["position=rope_yarn", "position.original_context=32", "position.factor=1.5"]
+    assert command("train", *longer, *asked, f"init_from={rope}") == 0
+    assert "begun anew" not in capfd.readouterr().out
+    assert command("train", *longer, "position=kerple_log", f"init_from={table}") == 0
+    assert "begun anew" not in capfd.readouterr().out
+    # a parameter of the same name and shape, in another formula
+    assert command("train", *longer, "position=kerple_power", f"init_from={table}") == 0
+    assert f"not taken from {table}, but begun anew: schemes.0." in capfd.readouterr().out
+
+
+def test_validation_reads_no_more_at_once_than_training(tmp_path, monkeypatch, corpus):
+    from model.transformer import Transformer
+
+    forward, read = Transformer.forward, set()
+
+    def watched(model, tokens, *given, **named):
+        read.add(len(tokens))
+        return forward(model, tokens, *given, **named)
+
+    monkeypatch.setattr(Transformer, "forward", watched)
+    assert train(tmp_path, monkeypatch, *corpus, "train.accumulate=4", "train.steps=1") == 0
+    assert read == {2}
+
+
+def test_jobs_of_a_sweep_do_not_use_up_each_others_compilations(tmp_path, monkeypatch, corpus):
+    """Past torch's limit it would quietly run a model as it is."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    limit = torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True)
+    jobs = ["compile=true", "position=rope,none", "context_length=16,24", "train.steps=2"]
+    monkeypatch.chdir(tmp_path)
+    with limit:
+        assert command("train", "-m", *SMALL, *corpus, *jobs) == 0
+
+
 @pytest.mark.parametrize("position", ["rope", "t5"])
 def test_positions_can_be_drawn_from_a_longer_range(smoke, position):
     plain, drawn = (records(smoke(position, *o)) for o in ([], ["train.position_range=200"]))
@@ -74,6 +118,11 @@ def test_positions_can_be_drawn_from_a_longer_range(smoke, position):
     assert all((p.diff() > 0).all() and p[0] >= 0 and p[-1] < 200 for p in positions)
     assert torch.equal(draw(200, 32, seed=1, index=7), positions[7])
     assert set(torch.cat(positions).tolist()) == set(range(200))
+    for reach in (32, 33, 60, 63, 64, 65):  # as many to leave out as to take, and fewer
+        few = [draw(reach, 32, seed=1, index=i) for i in range(100)]
+        assert all(len(p) == 32 and (p.diff() > 0).all() and p[-1] < reach for p in few)
+        share = torch.bincount(torch.cat(few), minlength=reach) / 100
+        assert (share - 32 / reach).abs().max() < 0.25  # five standard deviations
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

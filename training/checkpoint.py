@@ -36,6 +36,7 @@ class State:
 
     data_hash: str  # of the training tokens
     precision: str  # that the loss scaler's state belongs to
+    held_out_hash: str | None = None  # of those of val/loss; older checkpoints do not know
     step: int = 0  # steps taken
     seconds: float = 0.0  # spent on them, validation and checkpoints included
     losses: list[float] = field(default_factory=list)  # of the steps since the last logged one
@@ -64,21 +65,36 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-def load_weights(model: nn.Module, path: Path, own_schemes: bool = False) -> None:
-    """Every weight of the model from the checkpoint folder `path`, and nothing left over.
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Every weight of the model from the checkpoint folder `path` of `find`, and nothing left over."""
+    model = unwrapped(model)
+    load_into(model, weights(model), stored_weights(path), path)
 
-    path: as `find` gives it; own_schemes: parameters of position schemes are taken where they fit and may
-    otherwise differ.
+
+def load_but_schemes(model: nn.Module, path: Path, same: bool) -> list[str]:
+    """As `load_weights`, but parameters of position schemes may differ: which of the model's were not taken.
+
+    same: the checkpoint's scheme is the model's, so that its parameters are taken where they have the same shape.
     """
     model = unwrapped(model)
+    own, stored = weights(model), stored_weights(path)
+    fits = {n for n in own.keys() & stored.keys() if same and own[n].shape == stored[n].shape}
+    free = {n for n in own.keys() | stored.keys() if n.startswith("schemes.")} - fits
+    mine, theirs = ({n: x for n, x in s.items() if n not in free} for s in (own, stored))
+    load_into(model, mine, theirs, path)
+    return sorted(free & own.keys())
+
+
+def stored_weights(path: Path) -> dict[str, Tensor]:
     try:
-        own, stored = weights(model), load_file(path / "model.safetensors")
+        return load_file(path / "model.safetensors")
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path / 'model.safetensors'} cannot be read: {error}") from None
-    if own_schemes:
-        fits = {n for n in own.keys() & stored.keys() if own[n].shape == stored[n].shape}
-        free = {n for n in own.keys() | stored.keys() if n.startswith("schemes.")} - fits
-        own, stored = ({n: x for n, x in s.items() if n not in free} for s in (own, stored))
+
+
+def load_into(
+    model: nn.Module, own: dict[str, Tensor], stored: dict[str, Tensor], path: Path
+) -> None:
     for name in sorted(own.keys() | stored.keys()):
         shapes = [tuple(s[name].shape) if name in s else "missing" for s in (own, stored)]
         if shapes[0] != shapes[1]:

@@ -2,9 +2,10 @@
 
 Model FLOPs a token of a training step: 6 (N + V d) + 6 L T d, with N the parameters beside embeddings and output
 layer, V the vocabulary, d the width, L the layers, T the context, of whose square the causal half counts (Kaplan
-et al. 2020, arXiv 2001.08361, appendix; 2 operations a multiplication, and backward twice forward). What a
-position scheme computes counts as nothing. `train/mfu` is their rate by that of a matrix product, measured
-on the same device as the run starts: no table of devices' promises to go stale.
+et al. 2020, arXiv 2001.08361, appendix; 2 operations a multiplication, and backward twice forward). In a layer with
+a window of w < T keys, T counts as w (2 - w / T). What a position scheme computes counts as nothing. `train/mfu` is
+their rate by that of a matrix product, measured on the same device as the run starts: no table of devices' promises
+to go stale.
 """
 
 import statistics
@@ -38,7 +39,11 @@ def flops_per_token(model: nn.Module, config: ModelConfig) -> int:
     The output layer counts, tied or not.
     """
     matrices = matrix_parameters(model) + config.vocab_size * config.d_model
-    return 6 * matrices + 6 * config.n_layers * config.context_length * config.d_model
+    T, layers = config.context_length, [None] * config.n_layers
+    if isinstance(model, Transformer):
+        layers = [position.window for position in model.positions]
+    windows = [T if window is None else min(window, T) for window in layers]
+    return round(6 * matrices + 6 * config.d_model * sum(w * (2 - w / T) for w in windows))
 
 
 def ceiling(precision: Precision) -> float:

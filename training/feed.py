@@ -20,7 +20,8 @@ from training.validation import Validation
 class Feed:
     tokenizer: Tokenizer
     text: TokenSplit
-    loader: Loader  # this process's rows
+    held_out: TokenSplit
+    loader: Loader  # of the text, this process's rows
     validation: Validation
 
 
@@ -57,7 +58,8 @@ def open_feed(
         tokens=settings.eval_tokens,
         document_mask=corpus.document_mask,
         position_range=settings.position_range,
+        rows=settings.batch_size // settings.accumulate // world.size,
         device=device,
         world=world,
     )
-    return Feed(tokenizer, text, loader, validation)
+    return Feed(tokenizer, text, held_out, loader, validation)

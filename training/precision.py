@@ -21,8 +21,8 @@ def choose_device(setting: str) -> torch.device:
     """auto: a CUDA GPU where there is one, else the CPU."""
     if setting == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", setting):
-        raise UserError(f"device={setting} is none of auto, cpu, cuda, cuda:<number>, mps")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", setting):
+        raise UserError(f"device={setting} is none of auto, cpu, cuda, cuda:<number>")
     try:
         device = torch.device(setting)
         torch.empty(1, device=device)

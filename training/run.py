@@ -152,15 +152,41 @@ def group_name(folder: Path) -> str:
     return re.sub(r"_\d+$", "", folder.name)
 
 
-def start_from(folder: Path, model: Transformer, tokenizer: Tokenizer) -> None:
-    """init_from: all weights of another run's last checkpoint; those of position schemes where they fit."""
+def start_from(
+    folder: Path, config: TrainConfig, model: Transformer, tokenizer: Tokenizer
+) -> list[str]:
+    """init_from: all weights of another run's last checkpoint; the scheme's own if it is the same and they fit.
+
+    Returns lines that say what is not as it was there.
+    """
     path = checkpoint.find(folder, "last")
-    theirs = open_tokenizer(folder, path)
+    origin, theirs = open_checkpoint(folder, path)
     if theirs.hash != tokenizer.hash:
         raise UserError(
             f"init_from={folder} was trained with another tokenizer: its embeddings are of other tokens"
         )
-    checkpoint.load_weights(model, path, own_schemes=True)
+    notes = []
+    if origin.context_length != config.context_length:
+        refuse_other_length(folder, origin.context_length, config)
+        if config.model.softmax_scale == "log":
+            notes.append(
+                "the usual scale of scores is at context_length keys, no longer at those of init_from"
+            )
+    same = origin.position["name"] == config.position["name"]
+    if anew := checkpoint.load_but_schemes(model, path, same):
+        notes.append(f"not taken from {folder}, but begun anew: {', '.join(anew)}")
+    return notes
+
+
+def refuse_other_length(folder: Path, length: int, config: TrainConfig) -> None:
+    """UserError for a scheme's null that goes by the context: the weights know the one that they were trained at."""
+    for scheme in (config.position, *config.position.get("layers", [])):
+        for key in ("original_context", "threshold"):
+            if key in scheme and scheme[key] is None:
+                raise UserError(
+                    f"position.{key}=null goes by this run's context_length={config.context_length}, and "
+                    f"init_from={folder} was trained at {length}: give position.{key} a number"
+                )
 
 
 def build_model(config: TrainConfig, vocab_size: int) -> Transformer:

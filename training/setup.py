@@ -77,7 +77,10 @@ def open_learner(
     flops = cost.flops_per_token(model, model.config) * tokens
     own = flops // world.size * settings.steps
     compiled = cost.compiles(config.compile, own, precision.device)
-    called = torch.compile(world.wrap(model)) if compiled else world.wrap(model)
+    called: Callable[..., Tensor] = world.wrap(model)
+    if compiled:
+        torch.compiler.reset()  # of a sweep's jobs before, past so many of which torch would quietly go without
+        called = torch.compile(called, dynamic=False)
     return Learner(model, called, compiled, optimizer, scaler, tokens, flops), state
 
 
@@ -97,14 +100,19 @@ def start(
     """
     if opened.path is None:
         if opened.origin:
-            run.start_from(opened.origin, model, feed.tokenizer)
+            opened.notes += run.start_from(opened.origin, opened.config, model, feed.tokenizer)
         world.share(lambda: run.create(opened.folder, opened.config, feed.tokenizer, held))
-        return checkpoint.State(data_hash=feed.text.hash, precision=precision.name)
+        return checkpoint.State(feed.text.hash, precision.name, feed.held_out.hash)
     optimizer_state, scaler_state, state = checkpoint.load_state(opened.path)
-    if state.data_hash != feed.text.hash:
-        raise UserError(
-            f"resume={opened.folder}: the training text is not what it was; the run cannot go on"
-        )
+    found = {
+        "training": (state.data_hash, feed.text),
+        "held-out": (state.held_out_hash, feed.held_out),
+    }
+    for kind, (hash, text) in found.items():
+        if hash not in (None, text.hash):
+            raise UserError(
+                f"resume={opened.folder}: the {kind} text is not what it was; the run cannot go on"
+            )
     checkpoint.load_weights(model, opened.path)
     optimizer.load_state_dict(optimizer_state)
     if state.precision == precision.name:

@@ -28,10 +28,14 @@ class Validation:
         tokens: int,
         document_mask: bool,
         position_range: int | None,
+        rows: int,
         device: torch.device,
         world: World,
     ):
-        """tokens: about how many to score, rounded to whole batches and at most one pass over the split."""
+        """tokens: about how many to score, rounded to whole batches and at most one pass over the split.
+
+        rows: sequences that the model reads at once, as in training.
+        """
         batch_size = min(batch_size, len(split.tokens) // context_length) or 1
         self.loader = Loader(
             split,
@@ -42,7 +46,8 @@ class Validation:
         )
         most = len(split.tokens) // context_length // batch_size
         self.batches = max(1, min(most, tokens // (batch_size * context_length)))
-        self.position_range, self.device, self.world = position_range, device, world
+        self.position_range, self.rows = position_range, rows
+        self.device, self.world = device, world
 
     @torch.no_grad()
     def measure(self, model: Callable[..., Tensor], precision: Precision) -> dict[str, float]:
@@ -52,17 +57,21 @@ class Validation:
         token_bytes: np.ndarray = self.loader.split.token_bytes
         for i in range(self.batches):
             batch = self.loader.batch(i)
-            inputs, targets = batch.tokens[mine, :-1], batch.tokens[mine, 1:]
-            if not len(inputs):
-                continue
-            segments = None if batch.segments is None else batch.segments[mine].to(self.device)
-            pos = draw(self.position_range, inputs.shape[1], HELD_OUT, i)
-            where = {"segments": segments, "pos": None if pos is None else pos.to(self.device)}
-            with precision.autocast():
-                found = model(inputs.to(self.device), targets.to(self.device), **where)
-            nats += found.double().sum().item()
-            tokens += targets.numel()
-            size += int(token_bytes[targets.numpy()].sum())
+            pos = draw(self.position_range, batch.tokens.shape[1] - 1, HELD_OUT, i)
+            pos = None if pos is None else pos.to(self.device)
+            own = batch.tokens[mine]
+            for a in range(0, len(own), self.rows):
+                some = slice(a, a + self.rows)
+                inputs, targets = own[some, :-1], own[some, 1:]
+                segments = None if batch.segments is None else batch.segments[mine][some]
+                segments = None if segments is None else segments.to(self.device)
+                with precision.autocast():
+                    found = model(
+                        inputs.to(self.device), targets.to(self.device), segments=segments, pos=pos
+                    )
+                nats += found.double().sum().item()
+                tokens += targets.numel()
+                size += int(token_bytes[targets.numpy()].sum())
         nats, tokens, size = self.world.total(nats, tokens, size)
         loss = nats / tokens
         ppl = math.exp(loss) if loss < 700 else math.inf

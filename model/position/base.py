@@ -99,11 +99,6 @@ def constant(values: Sequence[float], dtype: torch.dtype, device: torch.device) 
     return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
 
 
-def angle_dtype(device: torch.device) -> torch.dtype:
-    """The precision of angles: in float32 a cosine is off by 4e-3 at position 65,536."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 def wide(x: Tensor) -> Tensor:
     """x in the precision that schemes compute in: float32, or float64 where x has it."""
     return x if x.dtype == torch.float64 else x.float()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from configs.check import within
 from model.config import ModelConfig
-from model.position.base import Clock, Position, angle_dtype, wide
+from model.position.base import Clock, Position, wide
 
 
 class FoX(Position):
@@ -38,5 +38,5 @@ class FoX(Position):
         with torch.autocast(x.device.type, enabled=False):
             x = wide(x)
             gates = F.logsigmoid(F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype)))
-        c = gates.mT.to(angle_dtype(x.device)).cumsum(dim=-1)  # (B, H, T)
+        c = gates.mT.double().cumsum(dim=-1)  # (B, H, T)
         return Clock((1.0,) * self.config.n_heads, c if last is None else c + last)

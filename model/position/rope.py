@@ -17,7 +17,7 @@ from torch import Tensor
 
 from errors import UserError
 from model.config import ModelConfig
-from model.position.base import Position, angle_dtype, wide
+from model.position.base import Position, wide
 
 
 def waves(pos: Tensor, frequencies: Tensor, amplitude: float) -> tuple[Tensor, Tensor]:
@@ -69,7 +69,7 @@ class RoPE(Position):
     def frequencies(self, length: int, device: torch.device) -> Tensor:
         """(R/2,) angle in radians that each pair turns per position."""
         t = torch.arange(self.width // 2, device=device)
-        plain = self.base ** (-2 * t.to(angle_dtype(device)) / self.width)
+        plain = self.base ** (-2 * t.double() / self.width)  # in float32: 4e-3 off at 65,536
         return torch.where(t < self.turning, self.scaled(plain, length), 0)
 
     def scaled(self, frequencies: Tensor, length: int) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from configs.check import within
 from errors import UserError
 from model.config import ModelConfig
-from model.position.base import Position, angle_dtype
+from model.position.base import Position
 
 
 class Sandwich(Position):
@@ -28,7 +28,7 @@ class Sandwich(Position):
         self.frequencies = [base ** (-2 * i / width) for i in range(1, width // 2 + 1)]
 
     def distance(self, d: Tensor) -> Tensor:
-        d = d.to(angle_dtype(d.device))
+        d = d.double()
         product = torch.zeros_like(d)
         for frequency in self.frequencies:  # all at once would take w/2 times the memory
             product = product + torch.cos(d * frequency)

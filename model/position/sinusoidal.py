@@ -13,7 +13,7 @@ from torch import Tensor
 
 from errors import UserError
 from model.config import ModelConfig
-from model.position.base import Position, angle_dtype
+from model.position.base import Position
 
 
 class Sinusoidal(Position):
@@ -29,6 +29,6 @@ class Sinusoidal(Position):
     def waves(self, pos: Tensor) -> Tensor:
         """(*pos.shape, C): channel 2t is sin(pos · base^(-2t/C)), channel 2t + 1 its cosine."""
         width = self.config.d_model
-        exponent = torch.arange(0, width, 2, device=pos.device, dtype=angle_dtype(pos.device))
+        exponent = torch.arange(0, width, 2, device=pos.device, dtype=torch.float64)
         angles = pos[..., None] * self.base ** (-exponent / width)
         return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[..., :width]

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.gpu_attention import chosen, error, inputs, our_attention, position_of, reference
 from benchmarks.subjects import SCHEMES, Shape, Trainee, mean_nats, ours
+from model.attention import sdpa
 from model.cache import Cache
 
 DEVICE = "cuda"
@@ -161,3 +162,18 @@ def test_memory_grows_with_length_and_not_its_square(name):
 
     blocks = 600 * 2**20  # what a dense block of scores may take at any length
     assert peak(16384) < 2.6 * peak(8192) + blocks
+
+
+@pytest.mark.parametrize("form", ["fp32", "bf16"])
+def test_shared_keys_take_no_square_of_memory(form):
+    """Two key heads for eight of queries: where no kernel shares them PyTorch would hold all scores, 2 GiB here."""
+    dtype, length = DTYPES[form] or torch.float32, 8192
+    q = torch.randn(1, 8, length, 64, device=DEVICE, dtype=dtype)
+    k, v = (torch.randn(1, 2, length, 64, device=DEVICE, dtype=dtype) for _ in range(2))
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    out = sdpa(q, k, v, None, 0.125, causal=True)
+    assert torch.cuda.max_memory_allocated() - held < 2**28
+    own, shared = (x[:, 4:5].double() if x.shape[1] == 8 else x[:, 1:2].double() for x in (q, k))
+    exact = (own[:, :, -1:] @ shared.mT * 0.125).softmax(-1) @ v[:, 1:2].double()
+    assert (out[:, 4:5, -1:].double() - exact).abs().max() < (1e-2 if form == "bf16" else 1e-4)

@@ -62,7 +62,7 @@ def validation(world: World, windows: int) -> None:
     def measure(world: World) -> dict[str, float]:
         loader = {"context_length": 8, "batch_size": 4, "tokens": 10**6, "document_mask": True}
         device = torch.device("cpu")
-        found = Validation(split, **loader, position_range=50, device=device, world=world)
+        found = Validation(split, **loader, position_range=50, rows=2, device=device, world=world)
         return found.measure(model, Precision("fp32", device))
 
     alone, together = measure(World()), measure(world)

@@ -36,6 +36,19 @@ def test_model_flops_are_those_that_run(length, tied):
     assert attention > 0 and found == pytest.approx(3 * forward / length + norms)
 
 
+def test_a_window_is_fewer_flops():
+    """By the keys that its queries see, where a whole half counts half of the square."""
+    at, window = shape("tiny", 64), 12
+    layers = [{"name": "none", "window": window}, {"name": "none", "window": None}]
+    none, mixed = (
+        cost.flops_per_token(Transformer(at.config, settings), at.config)
+        for settings in ({"name": "none"}, {"name": "hybrid", "layers": layers})
+    )
+    seen = [sum(min(i + 1, w) - 0.5 for i in range(64)) / 64 for w in (window, 64)]
+    windowed = at.n_layers / 2  # the layers take turns
+    assert none - mixed == pytest.approx(12 * at.d_model * windowed * (seen[1] - seen[0]), rel=0.02)
+
+
 def test_a_ceiling_is_of_this_machine_and_draws_nothing_from_the_global_generator():
     before = torch.get_rng_state()
     found = cost.ceiling(Precision("fp32", CPU))

@@ -13,7 +13,7 @@ from model.attention import turn_and_attend
 from model.config import ModelConfig
 from model.transformer import Transformer
 from training.distributed import World
-from training.precision import Precision, choose_device
+from training.precision import DTYPES, Precision, choose_device
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -72,6 +72,29 @@ def test_error_against_float32(position, name):
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
+@pytest.mark.parametrize("position", ["t5", "kerple_log"])
+def test_gradients_of_tables_are_summed_in_float32(position, name):
+    """A distance's score is in a hundred rows and more: in a format of 8 bits the sum of its gradients would drift."""
+    shape = ModelConfig(
+        vocab_size=300, context_length=256, d_model=16, n_layers=1, n_heads=2, n_kv_heads=2,
+        d_ff=24, norm_eps=1e-5, tie_embeddings=True, softmax_scale=None,
+    )  # fmt: skip
+    settings = yaml.safe_load((ROOT / f"configs/position/{position}.yaml").read_text())
+    found = []
+    for dtype in (DTYPES[name], torch.float64):
+        model = Transformer(shape, settings)
+        model.reset(1)
+        places = model.places(torch.zeros(1, 256, dtype=torch.long), None, None, None, None)
+        generator = torch.Generator().manual_seed(0)
+        q, k, v = (torch.randn(1, 2, 256, 8, generator=generator) for _ in range(3))
+        q, k, v = (x.to(DTYPES[name]).to(dtype) for x in (q, k, v))
+        turn_and_attend(q, k, v, model.positions[0], None, places, 0.35).double().sum().backward()
+        found.append(torch.cat([p.grad.flatten() for p in model.schemes.parameters()]).double())
+    mixed, exact = found
+    assert (mixed - exact).norm() / exact.norm() < {"bf16": 2.5e-3, "fp16": 5e-4}[name]
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
 def test_norms_and_losses_run_in_float32(name, monkeypatch):
     seen = []
     rms, entropy = F.rms_norm, F.cross_entropy
@@ -113,8 +136,9 @@ def test_softmax_runs_in_float32(position, dtype, monkeypatch):
 def test_unknown_names():
     with pytest.raises(UserError, match=r"precision=bf61 is unknown; did you mean bf16\?"):
         Precision.choose("bf61", CPU)
-    with pytest.raises(UserError, match="device=quantum"):
-        choose_device("quantum")
+    for device in ("quantum", "mps"):  # Apple's GPUs have no float64
+        with pytest.raises(UserError, match=f"device={device} is none of auto, cpu, cuda"):
+            choose_device(device)
 
 
 def test_order_of_a_scaled_step(monkeypatch):

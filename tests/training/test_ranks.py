@@ -119,9 +119,8 @@ def test_each_process_takes_its_own_gpu(monkeypatch):
     assert Ranks(3, 4, 3).device("cpu") == torch.device("cpu")
     with pytest.raises(UserError, match=r"--nproc-per-node=2"):
         Ranks(2, 4, 2).device("cuda")
-    for setting in ("cuda:0", "mps"):
-        with pytest.raises(UserError, match=f"device={setting}"):
-            Ranks(0, 4, 0).device(setting)
+    with pytest.raises(UserError, match="device=cuda:0"):
+        Ranks(0, 4, 0).device("cuda:0")
     assert World().device("cuda:0") == torch.device("cuda", 0)
 
 

@@ -121,15 +121,18 @@ def test_a_longer_run_stays_longer(tmp_path, monkeypatch, corpus, capfd, stopped
 def test_resume_and_init_from_want_the_same_text_and_tokens(
     smoke, tmp_path, monkeypatch, corpus, capfd
 ):
-    text = tmp_path / "text.txt"
-    text.write_text("to be or not to be that is the question " * 200)
-    data = [f"data.train=[{text}]", *corpus[1:], "tokenizer=bytes", "hydra.run.dir=outputs/a"]
+    text, held_out = tmp_path / "text.txt", tmp_path / "held_out.txt"
+    for file in (text, held_out):
+        file.write_text("to be or not to be that is the question " * 200)
+    files = [f"data.train=[{text}]", f"data.validation=[{held_out}]", *corpus[2:]]
+    data = [*files, "tokenizer=bytes", "hydra.run.dir=outputs/a"]
     arguments = [a for a in SMALL if not a.startswith("tokenizer.")]
     monkeypatch.chdir(tmp_path)
     assert command("train", *arguments, *data, "train.steps=2") == 0
-    text.write_text(text.read_text().replace("question", "answer"))
-    assert command("train", "resume=outputs/a", "train.steps=4") == 1
-    assert "training text is not what it was" in capfd.readouterr().err
+    for file, kind in ((held_out, "held-out"), (text, "training")):
+        file.write_text(file.read_text().replace("question", "answer"))
+        assert command("train", "resume=outputs/a", "train.steps=4") == 1
+        assert f"the {kind} text is not what it was" in capfd.readouterr().err
     other = f"init_from={smoke('rope')}"
     assert command("train", *arguments, *data, other, "hydra.run.dir=outputs/b") == 1
     assert "another tokenizer" in capfd.readouterr().err
