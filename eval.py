@@ -71,7 +71,7 @@ def evaluate_run(folder: Path, config: EvalConfig, given: list[str], world: Worl
     corpus = build("data", CORPORA, trained.data)
     if config.eval.bos and corpus.document_mask:
         raise UserError(
-            "eval.bos=true: with data.document_mask=true no document began with end-of-text in training: leave it out"
+            f"eval.bos=true: {folder} was trained with data.document_mask=true, no document began with end-of-text"
         )
     split = world.first(lambda: prepare_split(corpus, config.split, tokenizer))
     world.same(f"the text in data.{config.split}", split.hash)

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -59,3 +59,13 @@ def replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 def replace_text(path: Path, text: str) -> None:
     replace(path, lambda file: file.write(text.encode()))
+
+
+def drop_empty(folder: Path) -> None:
+    """Remove what Hydra made for a job that never began: empty folders, up to where we are."""
+    folder = folder.absolute()
+    with suppress(OSError, ValueError):
+        folder.relative_to(Path.cwd())
+        while folder != Path.cwd():
+            folder.rmdir()
+            folder = folder.parent

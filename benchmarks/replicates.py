@@ -110,6 +110,8 @@ def main(patterns: Sequence[str], file: Path = FILE) -> None:
 
 
 if __name__ == "__main__":
+    if "--help" in sys.argv[1:]:
+        sys.exit(print(__doc__))
     try:
         main(sys.argv[1:])
     except UserError as error:

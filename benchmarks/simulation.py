@@ -14,6 +14,7 @@ and the file states for each the smallest one of a grid that is found in 80 % of
 
 import json
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -155,4 +156,6 @@ def main(sets: int = 2000) -> None:
 
 
 if __name__ == "__main__":
+    if "--help" in sys.argv[1:]:
+        sys.exit(print(__doc__))
     main()

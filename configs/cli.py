@@ -14,7 +14,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from configs.check import made, nearest
 from configs.refusals import given_keys, naming, reason, spoken
 from configs.schema import TrainConfig
 from errors import UserError
+from storage import drop_empty
 from training.distributed import World
 from training.ranks import launched
 
@@ -203,12 +204,3 @@ def free_folder(path: str) -> str:
         n += 1
         candidate = f"{path}_{n}"
     return candidate
-
-
-def drop_empty(folder: Path) -> None:
-    """Remove what Hydra made for a job that never began: empty folders, up to where we are."""
-    with suppress(OSError, ValueError):
-        folder.relative_to(Path.cwd())
-        while folder != Path.cwd():
-            folder.rmdir()
-            folder = folder.parent

@@ -25,7 +25,9 @@ def fold(
     the same for all keys of a query: the softmax ignores their rounding, and gives them no
     gradient. Where all slopes are powers of two, float32 multiplies them exactly with all its bits.
     """
-    if q.dtype == torch.float16:  # its largest number is 65,504
+    # float16's largest number is 65,504. A gradient of readings is a sum of many that cancel; in
+    # bfloat16, in which a kernel would return them, what is left would be noise.
+    if q.dtype == torch.float16 or (q.dtype == torch.bfloat16 and clock.c.requires_grad):
         q, k, v = q.float(), k.float(), v.float()
     B, H, Tq, D = q.shape
     Tk, dtype = k.shape[2], q.dtype

@@ -75,9 +75,18 @@ def test_init_from_says_what_is_not_as_it_was(smoke, tmp_path, monkeypatch, corp
         assert command("train", *longer, f"position={position}", f"init_from={rope}") == 1
         said = capfd.readouterr().err
         assert f"position.{key}=null" in said and "was trained at 32" in said
+    layers = "position.layers=[{name: none, window: 9}, {name: fire, window: null, threshold: null, hidden: 4}]"
+    assert command("train", *longer, "position=hybrid", layers, f"init_from={rope}") == 1
+    assert "give position.layers[1].threshold a number" in capfd.readouterr().err
+    for wrong, said in (("model.n_heads=1", "model.n_heads=1"), ("init_from=latest", "latest")):
+        assert command("train", *longer, f"init_from={rope}", wrong) == 1
+        assert said in capfd.readouterr().err
+    assert not Path("outputs").exists()
     asked = ["position=rope_yarn", "position.original_context=32", "position.factor=1.5"]
+    asked += ["model.softmax_scale=log"]
     assert command("train", *longer, *asked, f"init_from={rope}") == 0
-    assert "begun anew" not in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "begun anew" not in said and "model.softmax_scale is log, no longer None" in said
     assert command("train", *longer, "position=kerple_log", f"init_from={table}") == 0
     assert "begun anew" not in capfd.readouterr().out
     # a parameter of the same name and shape, in another formula

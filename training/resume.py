@@ -9,13 +9,14 @@ only compared: the checkpoint holds the configuration that it was saved with.
 import dataclasses
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from configs.schema import TrainConfig
 from errors import UserError
+from storage import drop_empty
 from training import checkpoint, run
 from training.optim import learning_rate
 
@@ -49,11 +50,14 @@ def open_run(config: TrainConfig, given: list[str], fresh: Path, held: ExitStack
         run.lock(folder, held)
         found = folder, checkpoint.find(folder, "last")
     if found is None:
+        if config.init_from == "latest":
+            raise UserError(
+                "init_from=latest would be another run tomorrow, in a sweep the job before: name its folder"
+            )
         origin = run.locate(config.init_from, "init_from") if config.init_from else None
         return Opened(fresh, dataclasses.replace(config, resume=None), origin=origin)
     folder, path = found
-    with suppress(OSError):
-        fresh.rmdir()  # Hydra made it for a new run
+    drop_empty(fresh)  # Hydra made it for a new run
     settled = adopt(own_config(folder, path), config, given, folder)
     step = checkpoint.step_of(path)
     if step >= settled.train.steps:

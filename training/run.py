@@ -168,24 +168,37 @@ def start_from(
     notes = []
     if origin.context_length != config.context_length:
         refuse_other_length(folder, origin.context_length, config)
-        if config.model.softmax_scale == "log":
+        if origin.model.softmax_scale == config.model.softmax_scale == "log":
             notes.append(
-                "the usual scale of scores is at context_length keys, no longer at those of init_from"
+                f"scores are scaled by ln(keys) / ln({config.context_length}), no longer / ln({origin.context_length})"
             )
-    same = origin.position["name"] == config.position["name"]
+    for key in ("n_heads", "n_kv_heads", "softmax_scale", "norm_eps"):  # no shape would tell
+        mine, its = (getattr(c.model, key) for c in (config, origin))
+        if mine != its and key.startswith("n_"):
+            raise UserError(
+                f"model.{key}={mine}: init_from={folder} has {its}, and its weights are cut so"
+            )
+        notes += [f"model.{key} is {mine}, no longer {its}"] * (mine != its)
+    same = schemes_in(origin.position) == schemes_in(config.position)
     if anew := checkpoint.load_but_schemes(model, path, same):
         notes.append(f"not taken from {folder}, but begun anew: {', '.join(anew)}")
     return notes
 
 
+def schemes_in(position: dict[str, Any]) -> list[str]:
+    return [position["name"], *(layer["name"] for layer in position.get("layers", []))]
+
+
 def refuse_other_length(folder: Path, length: int, config: TrainConfig) -> None:
     """UserError for a scheme's null that goes by the context: the weights know the one that they were trained at."""
-    for scheme in (config.position, *config.position.get("layers", [])):
+    layers = enumerate(config.position.get("layers", []))
+    schemes = {"position": config.position, **{f"position.layers[{i}]": s for i, s in layers}}
+    for place, settings in schemes.items():
         for key in ("original_context", "threshold"):
-            if key in scheme and scheme[key] is None:
+            if settings.get(key, 0) is None:
                 raise UserError(
-                    f"position.{key}=null goes by this run's context_length={config.context_length}, and "
-                    f"init_from={folder} was trained at {length}: give position.{key} a number"
+                    f"{place}.{key}=null goes by this run's context_length={config.context_length}, and "
+                    f"init_from={folder} was trained at {length}: give {place}.{key} a number"
                 )
 
 

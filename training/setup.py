@@ -113,6 +113,7 @@ def start(
             raise UserError(
                 f"resume={opened.folder}: the {kind} text is not what it was; the run cannot go on"
             )
+    state.held_out_hash = feed.held_out.hash
     checkpoint.load_weights(model, opened.path)
     optimizer.load_state_dict(optimizer_state)
     if state.precision == precision.name:

@@ -72,6 +72,26 @@ def test_error_against_float32(position, name):
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_gradients_of_gates_do_not_drown_in_rounding(name):
+    """A gate is in every score across it: its gradient is a long sum that cancels."""
+    shape = ModelConfig(
+        vocab_size=300, context_length=512, d_model=32, n_layers=2, n_heads=2, n_kv_heads=2,
+        d_ff=48, norm_eps=1e-5, tie_embeddings=True, softmax_scale=None,
+    )  # fmt: skip
+    settings = yaml.safe_load((ROOT / "configs/position/fox.yaml").read_text())
+    tokens = torch.randint(300, (1, 513), generator=torch.Generator().manual_seed(0))
+    found = []
+    for precision in (Precision(name, CPU), Precision("fp32", CPU)):
+        model = Transformer(shape, settings)
+        model.reset(1)
+        with precision.autocast():
+            loss = model(tokens[:, :-1], tokens[:, 1:]).mean()
+        (loss * 2**10).backward()
+        found.append(torch.cat([p.grad.flatten() for p in model.schemes.parameters()]))
+    assert (found[0] - found[1]).norm() / found[1].norm() < 0.01
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
 @pytest.mark.parametrize("position", ["t5", "kerple_log"])
 def test_gradients_of_tables_are_summed_in_float32(position, name):
     """A distance's score is in a hundred rows and more: in a format of 8 bits the sum of its gradients would drift."""
