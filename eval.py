@@ -216,6 +216,8 @@ def measure(
 
     world = reader.world
     there = results.missing(file, about, plans) if world.main else []
+    for line in results.leaving(file, about, plans) if world.main else []:
+        print(line)
     wanted = world.share(lambda: [any(p is plan for p in there) for plan in plans])
     missing = [plan for plan, asked in zip(plans, wanted, strict=True) if asked]
     total = sum(plan.input_tokens for plan in missing if reader.supports(plan))

@@ -185,4 +185,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if "--help" in sys.argv[1:]:
+        sys.exit(print(__doc__))
     main()

@@ -5,6 +5,7 @@ After `compare.py ... out=docs/results/demo` or a benchmark. Only what stands be
 """
 
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -57,6 +58,8 @@ def filled(page: str) -> str:
 
 
 if __name__ == "__main__":
+    if "--help" in sys.argv[1:]:
+        sys.exit(print(__doc__))
     for page in PAGES:
         (ROOT / page).write_text(filled(page))
     methodology.PICTURE.write_text(methodology.picture())

@@ -17,7 +17,7 @@ from typing import Any
 
 from errors import UserError
 from evaluation.protocols import Scores
-from evaluation.results import Results, Row, load
+from evaluation.results import ONE_SET, Results, Row, load
 
 Record = dict[str, Any]
 # What may differ between two runs of one group: nothing here changes what a number means.
@@ -220,8 +220,7 @@ def _different_targets(groups: Sequence[Group]) -> list[str]:
     for group in groups:
         for run in group.runs.values():
             for row in run.results.rows:
-                # same_tokens promises more: one set of targets at every length
-                length = None if row["protocol"] == "same_tokens" else row["context_length"]
+                length = None if row["protocol"] == ONE_SET else row["context_length"]
                 names = sets.setdefault((row["protocol"], row["bin"], length), {})
                 names.setdefault(row["target_set"], {})[group.name] = None
     wrong = dict.fromkeys(place[0] for place, names in sets.items() if len(names) > 1)

@@ -10,7 +10,7 @@ import json
 import math
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -47,6 +47,7 @@ ROW = (
     "commit",
 )
 ROW_KEY = ("protocol", "context_length", "window", "stride", "bin")
+ONE_SET = "same_tokens"  # promises one set of targets at every length
 Row = dict[str, Any]
 Entry = tuple[Row, Scores]
 
@@ -132,14 +133,16 @@ def save(folder: Path, header: dict[str, Any], entries: Sequence[Entry]) -> Path
     """Writes or merges `<label>.json` and `.npz`, each in one step; returns the path of the json.
 
     Rows of equal protocol, length, window, stride and bin are replaced and the others kept, if the
-    header agrees in what the numbers depend on; a file about something else, or a damaged one, is
-    replaced as a whole.
+    header agrees in what the numbers depend on, but for those of `same_tokens` that are of other
+    tokens; a file about something else, or a damaged one, is replaced as a whole.
     """
     header = json.loads(json.dumps({key: header[key] for key in HEADER}, allow_nan=False))
     path = folder / f"{header['label']}.json"
     code = {key: header[key] for key in CODE}
     fresh = [({**row, **code}, scores) for row, scores in entries]
-    merged = {_key(row): (row, scores) for row, scores in [*_kept(path, header), *fresh]}
+    tokens = _one_set(row for row, _ in entries)
+    kept = [(row, found) for row, found in _kept(path, header) if not _other(row, tokens)]
+    merged = {_key(row): (row, scores) for row, scores in [*kept, *fresh]}
     rows = [{key: row[key] for key in ROW} for row, _ in merged.values()]
     text = json.dumps({**header, "rows": rows}, indent=2, allow_nan=False) + "\n"
     scores = [found for _, found in merged.values()]
@@ -166,6 +169,31 @@ def missing(path: Path, header: dict[str, Any], plans: Sequence[Plan]) -> list[P
     there = {(*_key(row), row["target_set"]) for row in now}
     asked = [{(*_key(row), row["target_set"]) for row, _ in make_rows(p, None)} for p in plans]
     return [p for p, rows in zip(plans, asked, strict=True) if not rows <= there]
+
+
+def leaving(path: Path, header: dict[str, Any], plans: Sequence[Plan]) -> list[str]:
+    """What the file at `path` will lose when the plans are saved into it, a line each."""
+    try:
+        old = load(path)
+    except UserError:
+        return []
+    if other := [key for key in IDENTITY if old.header[key] != header[key]]:
+        return [f"{path}: its {len(old.rows)} rows are of another {', '.join(other)}, and go"]
+    asked = _one_set(row for plan in plans for row, _ in make_rows(plan, None))
+    lengths = {row["context_length"] for row in old.rows if _other(row, asked)}
+    lengths -= {plan.context_length for plan in plans if plan.protocol == ONE_SET}
+    listed = ", ".join(f"{length:,}" for length in sorted(lengths))
+    said = f"{path}: {ONE_SET} at {listed} scored other tokens than these lengths share, and goes"
+    return [said] if lengths else []
+
+
+def _one_set(rows: Iterable[Row]) -> set[str]:
+    return {row["target_set"] for row in rows if row["protocol"] == ONE_SET}
+
+
+def _other(row: Row, tokens: set[str]) -> bool:
+    """Whether the row is of other tokens, where a file may hold one set alone."""
+    return bool(tokens) and row["protocol"] == ONE_SET and row["target_set"] not in tokens
 
 
 def rows_of(rows: Sequence[Row], plans: Sequence[Plan]) -> list[Row]:

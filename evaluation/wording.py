@@ -1,6 +1,6 @@
 """Every sentence of a report: titles, how a protocol is defined, and what may be concluded.
 
-What is unusual: conclusions are refused. Runs that differ in more than their scheme are compared in
+What is unusual: conclusions are refused. Runs that are not comparable as they stand are compared in
 no sentence, one seed ranks trained models and never schemes, and "ahead" is said only of a scheme
 whose difference from every other one is clear after correction for all of them.
 """
@@ -92,7 +92,7 @@ def finding(section: Section, warnings: Sequence[str]) -> str:
     )
     against = {d.other: d for d in found if d.group == best.name}
     if warnings:
-        return text + " The runs differ in more than their scheme, so this compares no schemes."
+        return text + " The runs are not comparable as they stand, so this compares no schemes."
     if len(against) < len(ranked) - 1:
         few = [g.name for g in ranked if len(g.runs) < 2]
         who = f" of {', '.join(few)}" if few else " with shared seeds"

@@ -219,5 +219,5 @@ class Transformer(nn.Module):
     def check_length(self, length: int) -> None:
         if self.max_length is not None and length > self.max_length:
             raise UserError(
-                f"this position scheme is defined for {self.max_length} positions, not for {length}"
+                f"this position scheme is defined for {self.max_length} positions (position.rows), not for {length}"
             )

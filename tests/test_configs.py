@@ -97,7 +97,7 @@ MALFORMED = {
     "train.accumulate=3": "train.accumulate=3 must divide train.batch_size=8",
     "train.position_range=9": "train.position_range=9 must be at least context_length=32",
     "seed=-1": "seed=-1",
-    "position=learned train.position_range=99": "defined for 32 positions, not for 99",
+    "position=learned train.position_range=99": "defined for 32 positions (position.rows), not for 99",
     "precision=fp8": "precision=fp8",
     "device=quantum": "device=quantum",
     "context_length=0": "context_length=0",

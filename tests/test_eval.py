@@ -53,6 +53,22 @@ def test_a_finished_row_is_not_computed_again(fresh, capfd):
     assert len(more["rows"]) == 11
 
 
+def test_rows_that_would_not_belong_together_go_and_it_is_said(fresh, capfd):
+    """same_tokens at other lengths has other tokens; a run that went on is another checkpoint."""
+    folder = fresh("rope")
+    evaluate(folder, *SAME, "windows=[full,48]")
+    evaluate(folder, "protocols=[non_overlapping]", "lengths=[64]")
+    capfd.readouterr()
+    result = evaluate(folder, *SAME, "lengths=[32,128]")
+    said = "eval/rope.json: same_tokens at 64, 256 scored other tokens than these lengths share"
+    assert said in capfd.readouterr().out
+    assert list(by_length(result, "same_tokens")) == [32, 128] and len(result["rows"]) == 3
+    assert command("train", f"resume={folder}", "train.steps=21", "tracker.name=none") == 0
+    capfd.readouterr()
+    assert len(evaluate(folder, *SAME, "lengths=[32]")["rows"]) == 1
+    assert "rope.json: its 3 rows are of another checkpoint_step" in capfd.readouterr().out
+
+
 def test_the_cost_is_said_first_and_an_interrupted_evaluation_goes_on(fresh, monkeypatch, capfd):
     from evaluation import scoring
 
