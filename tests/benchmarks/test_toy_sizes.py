@@ -115,6 +115,7 @@ def test_speed(tmp_path, checkout, shown, monkeypatch):
 def test_speed_compiled(tmp_path, shown, monkeypatch):
     """How it is told; that compiled models compute the same is tested with the real compiler elsewhere."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    monkeypatch.setattr(timing, "quiet", lambda *_: None)  # every sample counts
     words = ["parts=schemes", "schemes=none", "scheme_size=tiny", "scheme_lengths=16", "tokens=32"]
     words += ["rounds=1", "patience=0", "compile=true", f"out={tmp_path}"]
     speed.measure(options.parse(speed.Settings, words))
