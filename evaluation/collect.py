@@ -157,6 +157,21 @@ def make_groups(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
     return [Group(n, m) for n, m in zip(_names(members), members, strict=True)], remarks
 
 
+def outgrown(groups: Sequence[Group]) -> list[str]:
+    """Remarks on runs that were trained further since their last checkpoint was measured."""
+    remarks = []
+    for run in (run for group in groups for run in group.runs.values()):
+        names = [path.name[5:] for path in (run.folder / "checkpoints").glob("step-*")]
+        newest = max((int(name) for name in names if name.isdecimal()), default=0)
+        step = run.header["checkpoint_step"]
+        if newest > step and "checkpoint-" not in run.header["label"]:
+            remarks.append(
+                f"{run.folder} was measured at step {step:,} and is at {newest:,} now; type: "
+                f"python eval.py run={run.folder}"
+            )
+    return list(dict.fromkeys(remarks))
+
+
 def _names(members: list[dict[int, Run]]) -> list[str]:
     """The label; of groups with one label, also the keys in which they differ."""
     firsts = [next(iter(seeds.values())) for seeds in members]

@@ -19,6 +19,7 @@ from evaluation.collect import (
     find_folders,
     make_groups,
     obstacles,
+    outgrown,
     read_runs,
 )
 from evaluation.differences import differences
@@ -71,7 +72,7 @@ def make_report(
         facts=wording.facts(sections[0]),
         finding=wording.finding(sections[0], warnings),
         warnings=warnings,
-        remarks=remarks + more,
+        remarks=remarks + more + outgrown(groups),
         parts=[*(_part(s, base) for s in _shown(sections)), *_appendix(groups)],
     )
     files = {f"{s.way.name}.csv": tables.measurements_csv(s) for s in sections}

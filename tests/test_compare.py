@@ -58,6 +58,16 @@ def test_warnings_are_printed(runs, capsys):
     assert "warning: These runs were scored on different text" in capsys.readouterr().out
 
 
+def test_a_run_that_went_on_since_is_remarked_on(runs, capsys):
+    for name in ("step-000001", "step-999999", ".draft-step-9999999"):
+        (runs / "runs/rope/checkpoints" / name).mkdir(parents=True)
+    (runs / "runs/alibi/checkpoints/step-000001").mkdir(parents=True)
+    compare(config(runs), [])
+    out = capsys.readouterr().out
+    assert "runs/rope was measured at step 50 and is at 999,999 now; type: python eval" in out
+    assert "runs/alibi was measured" not in out
+
+
 def test_tracker_gets_one_report_run(runs, monkeypatch):
     seen = []
 
