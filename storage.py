@@ -62,7 +62,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def drop_empty(folder: Path) -> None:
-    """Remove what Hydra made for a job that never began: empty folders, up to where we are."""
+    """Remove the folder if it is empty, then those above that it leaves empty, up to where we are."""
     folder = folder.absolute()
     with suppress(OSError, ValueError):
         folder.relative_to(Path.cwd())

@@ -49,6 +49,21 @@ def test_yaml_keys_are_the_keywords_of_what_the_name_builds(group, table, path):
 
 
 @pytest.mark.parametrize(
+    "path", sorted((CONFIGS / "position").glob("*.yaml")), ids=lambda p: p.stem
+)
+def test_a_null_that_stands_for_the_context_is_declared(path):
+    """So that `init_from` at another length asks for a number.
+
+    A table's rows show in a weight's shape, and `extend` goes by no context.
+    """
+    from model.position import POSITIONS
+
+    settings = yaml.safe_load(path.read_text())
+    nulls = {key for key, value in settings.items() if value is None} - {"rows", "extend"}
+    assert nulls == set(POSITIONS[settings["name"]].by_context)
+
+
+@pytest.mark.parametrize(
     ("group", "option"), [(g, o) for g in ("model", "optim") for o in OPTIONS[g]]
 )
 def test_options_compose_and_build(group, option):

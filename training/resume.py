@@ -57,7 +57,7 @@ def open_run(config: TrainConfig, given: list[str], fresh: Path, held: ExitStack
         origin = run.locate(config.init_from, "init_from") if config.init_from else None
         return Opened(fresh, dataclasses.replace(config, resume=None), origin=origin)
     folder, path = found
-    drop_empty(fresh)  # Hydra made it for a new run
+    drop_empty(fresh)  # made for a new run
     settled = adopt(own_config(folder, path), config, given, folder)
     step = checkpoint.step_of(path)
     if step >= settled.train.steps:

@@ -23,6 +23,7 @@ from data.prepare import TokenSplit
 from data.tokenizer import Tokenizer
 from errors import UserError
 from model.config import ModelConfig
+from model.position import POSITIONS
 from model.transformer import Transformer
 from storage import digest, flush, replace_text, writing
 from training import checkpoint
@@ -194,8 +195,8 @@ def refuse_other_length(folder: Path, length: int, config: TrainConfig) -> None:
     layers = enumerate(config.position.get("layers", []))
     schemes = {"position": config.position, **{f"position.layers[{i}]": s for i, s in layers}}
     for place, settings in schemes.items():
-        for key in ("original_context", "threshold"):
-            if settings.get(key, 0) is None:
+        for key in POSITIONS[settings["name"]].by_context:
+            if settings[key] is None:
                 raise UserError(
                     f"{place}.{key}=null goes by this run's context_length={config.context_length}, and "
                     f"init_from={folder} was trained at {length}: give {place}.{key} a number"

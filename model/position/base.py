@@ -40,6 +40,7 @@ class Clock:
 class Position(nn.Module):
     form: Literal["none", "clock", "distance", "pair"] = "none"
     max_length: int | None = None  # the longest sequence the scheme is defined for; None: any
+    by_context: tuple[str, ...] = ()  # settings whose null goes by the trained context
     window: int | None = None  # this layer sees the last `window` keys only; None: all of them
     span: int | None = None  # `rotate` takes no more queries at once; None: any number
     per_layer = False  # layers have weights of their own here: one object each

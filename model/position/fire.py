@@ -23,6 +23,7 @@ EPSILON = 1e-6  # in the denominator, as released
 
 class FIRE(Position):
     form = "pair"
+    by_context = ("threshold",)
 
     def __init__(self, config: ModelConfig, *, threshold: float | None, hidden: int):
         super().__init__(config)

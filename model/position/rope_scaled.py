@@ -16,6 +16,8 @@ from model.position.rope import RoPE
 
 
 class ScaledRoPE(RoPE):
+    by_context = ("original_context",)
+
     def __init__(
         self,
         config: ModelConfig,
