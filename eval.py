@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from training.tracker import NoTracker
 
 
-SOURCES = ("eval.py", "model", "data", "training", "evaluation")  # what makes the numbers
+SOURCES = ("eval.py", "model", "data", "runs", "training", "evaluation")  # what makes the numbers
 
 
 def evaluate(config: EvalConfig, given: list[str], world: World) -> None:
-    from training import run
+    from runs.find import find_runs
 
-    for folder in world.share(lambda: run.locate_all(config.run)):
+    for folder in world.share(lambda: find_runs(config.run)):
         evaluate_run(folder, config, given, world)
 
 

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 def generate(config: GenerateConfig, given: list[str]) -> None:
     import torch
 
+    from runs.find import find_run
     from training import checkpoint, run
     from training.positions import HELD_OUT, draw
     from training.precision import Precision, choose_device
     from training.rescale import evaluated_position
 
     check(config)
-    folder = run.locate(config.run)
+    folder = find_run(config.run)
     path = checkpoint.find(folder, config.checkpoint)
     trained, tokenizer = run.open_checkpoint(folder, path)
     device = choose_device(config.device)

@@ -46,6 +46,7 @@ def train(config: TrainConfig, given: list[str], world: World) -> None:
 
 def train_run(opened: Opened, world: World, stop: Stop, held: ExitStack) -> None:
     from data.loader import Ahead
+    from runs.find import override
     from training import cost, run
     from training.feed import open_feed
     from training.guard import Guard
@@ -108,8 +109,10 @@ def train_run(opened: Opened, world: World, stop: Stop, held: ExitStack) -> None
     for line in tracker.notes[told:]:
         print(line)
     if state.step < steps:
-        stop.leave(f"saved at step {state.step}\nnext: python train.py resume={folder}")
-    print(f"done: {folder}\nnext: python eval.py run={folder}", flush=True)
+        stop.leave(
+            f"saved at step {state.step}\nnext: python train.py {override('resume', folder)}"
+        )
+    print(f"done: {folder}\nnext: python eval.py {override('run', folder)}", flush=True)
     stop.leave("it came as the run was complete")
 
 

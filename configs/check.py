@@ -11,6 +11,7 @@ checkpoint says.)
 import dataclasses
 import difflib
 import inspect
+import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -69,6 +70,22 @@ def made(schema: type, values: Any, prefix: str = "") -> Any:
         elif field.default_factory is dataclasses.MISSING:
             raise UserError(f"{prefix}{key} is missing")
     return schema(**arguments)
+
+
+def refuse_odd(key: str, value: Any) -> None:
+    """UserError for what no setting can be: a number that is none or overflows, a text that no file can hold."""
+    if isinstance(value, Mapping | list):
+        parts = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for name, part in parts:
+            refuse_odd(f"{key}.{name}", part)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{key}={value} must be a finite number")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise UserError(f"{key} is too large a number")
+    if isinstance(value, str) and (
+        "\0" in value or value != value.encode("utf-8", "ignore").decode()
+    ):
+        raise UserError(f"{key}={value!r} must be text in UTF-8, without NUL")
 
 
 def within(key: str, value: float, low: float, high: float) -> None:

@@ -8,12 +8,11 @@ line and exit code 1, and a command that was refused leaves no folder behind.
 """
 
 import dataclasses
-import math
 import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from configs.check import made, nearest
+from configs.check import made, nearest, refuse_odd
 from configs.refusals import given_keys, naming, reason, spoken
 from configs.schema import TrainConfig
 from errors import UserError
@@ -179,22 +178,6 @@ def typed(config: Any, schema: type) -> Any:
     for key, value in values.items():
         refuse_odd(str(key), value)
     return made(schema, values, "")
-
-
-def refuse_odd(key: str, value: Any) -> None:
-    """UserError for what no setting can be: a number that is none or overflows, a text that no file can hold."""
-    if isinstance(value, Mapping | list):
-        parts = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for name, part in parts:
-            refuse_odd(f"{key}.{name}", part)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{key}={value} must be a finite number")
-    if isinstance(value, int) and abs(value) >= 2**63:
-        raise UserError(f"{key} is too large a number")
-    if isinstance(value, str) and (
-        "\0" in value or value != value.encode("utf-8", "ignore").decode()
-    ):
-        raise UserError(f"{key}={value!r} must be text in UTF-8, without NUL")
 
 
 def free_folder(path: str) -> str:

@@ -6,6 +6,7 @@ from conftest import command
 
 import generate
 from data.tokenizer import Tokenizer
+from runs.config import load_config
 from training import checkpoint, run
 
 
@@ -19,7 +20,7 @@ def write(folder, capfd, *overrides: str) -> str:
 def test_greedy_decoding_equals_full_passes_beyond_the_trained_context(smoke, position):
     folder = smoke(position)
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
-    model = run.build_model(run.load_config(folder), tokenizer.vocab_size).eval()
+    model = run.build_model(load_config(folder), tokenizer.vocab_size).eval()
     checkpoint.load_weights(model, checkpoint.find(folder, "last"))
     text = torch.tensor([tokenizer.encode("shin dare")])
     with torch.inference_mode():

@@ -115,9 +115,9 @@ def start(
             )
     state.held_out_hash = feed.held_out.hash
     checkpoint.load_weights(model, opened.path)
-    optimizer.load_state_dict(optimizer_state)
+    checkpoint.load_optimizer(optimizer, optimizer_state, opened.path)
     if state.precision == precision.name:
-        scaler.load_state_dict(scaler_state)
+        checkpoint.load_scaler(scaler, scaler_state, opened.path)
     else:  # precision=auto on another device
         opened.notes.append(f"precision is {precision.name}, no longer {state.precision}")
         state.precision = precision.name

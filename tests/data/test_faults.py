@@ -14,7 +14,7 @@ from configs.check import build
 from data.corpora import CORPORA
 from data.prepare import prepare_split
 from data.tokenizer import EOS, Tokenizer
-from training import run
+from runs.config import load_config
 
 WORDS = "to be or not to be that is the question " * 9
 BASE = [
@@ -67,7 +67,7 @@ def test_trains_on_exactly_that_text(name, content, texts, capfd):
     Path(name).write_bytes(content)
     code = train(f"data.train=[{name}]", "data.document_mask=true")
     assert code == 0, capfd.readouterr().err
-    config = run.load_config(Path("run"))
+    config = load_config(Path("run"))
     tokenizer = Tokenizer.load("run/tokenizer.json")
     split = prepare_split(build("data", CORPORA, config.data), "train", tokenizer)
     assert [tokenizer.decode(split.document(d).tolist()) for d in range(len(split))] == texts

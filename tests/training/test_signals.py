@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT, SMALL, command
 
 import train as train_module
-from tests.runs import same_bits, same_metrics
+from tests.trained import same_bits, same_metrics
 from training import checkpoint, feed, validation
 from training.distributed import World
 from training.signals import Stop
