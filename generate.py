@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from typing import TYPE_CHECKING
 
 from configs.check import LONGEST, within
@@ -62,7 +63,14 @@ def generate(config: GenerateConfig, given: list[str]) -> None:
             eos=tokenizer.eos,
             generator=torch.Generator().manual_seed(config.seed),
         )
-    print(config.prompt + tokenizer.decode([i for i in ids if i != tokenizer.eos]))
+    written = config.prompt + tokenizer.decode([i for i in ids if i != tokenizer.eos])
+    print(printable(written, sys.stdout.encoding))
+
+
+def printable(text: str, encoding: str) -> str:
+    """The text with an escape for what a terminal of that encoding cannot show, or would obey (ESC, CR, ...)."""
+    shown = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+    return shown.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def check(config: GenerateConfig) -> None:

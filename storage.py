@@ -62,6 +62,7 @@ def replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(draft, path)
+            flush(path.parent)
     finally:
         draft.unlink(missing_ok=True)
 

@@ -126,9 +126,9 @@ def fit(key: str, value: Any, kind: Any) -> Any:
                 return fit(key, value, choice)
             except UserError:
                 continue
-    quoted = (
-        f": quote it, '{key}=\"{value}\"'" if str in (kind, *arguments) and is_number(value) else ""
-    )
+    inside = 'in a list ["..."]' if key.endswith("]") else f"'{key}=\"...\"'"
+    wants_text = is_number(value) and str in (kind, *arguments)
+    quoted = f": put it in quotes, {inside}" if wants_text else ""
     raise UserError(f"{key}={value} must be {spelled(kind)}{quoted}")
 
 

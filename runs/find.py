@@ -9,8 +9,9 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from errors import UserError
 from storage import replace_text
@@ -108,18 +109,22 @@ def listed(folder: str) -> list[os.DirEntry[str]]:
 def override(key: str, folder: Path) -> str:
     """`key=<folder>` as a person can paste it into a shell, whatever characters the path has."""
     path = str(folder)
-    if re.fullmatch(r"[\w./-]+", path, re.ASCII):
-        return f"{key}={path}"
-    escaped = re.sub(r'(\\*)"', r'\1\1\\"', path)  # Hydra's grammar wants quotes for the rest
-    escaped = re.sub(r"(\\+)$", r"\1\1", escaped)
-    return shlex.quote(f'{key}="{escaped}"')
+    plain = re.fullmatch(r"[\w./-]+", path, re.ASCII)
+    return f"{key}={path}" if plain else shlex.quote(f"{key}={in_quotes(path)}")
 
 
-def outside(paths: Sequence[str]) -> list[str]:
-    """Those of the paths that do not lie in the working directory."""
+def in_quotes(text: str) -> str:
+    """A text as Hydra's grammar of overrides reads it, whatever characters it has."""
+    escaped = re.sub(r'(\\*)("|$)', lambda found: 2 * found[1] + found[2].replace('"', '\\"'), text)
+    return f'"{escaped}"'
+
+
+def outside(settings: Iterable[Any]) -> list[str]:
+    """The texts among the settings, and in lists of them, that as paths lie outside the working directory."""
     here = Path.cwd().resolve()
     found = []
-    for path in paths:
+    listed = [x for value in settings for x in (value if isinstance(value, list) else [value])]
+    for path in (x for x in listed if isinstance(x, str)):
         try:
             within = Path(path).expanduser().resolve().is_relative_to(here)
         except (OSError, RuntimeError, ValueError):

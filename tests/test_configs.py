@@ -161,8 +161,3 @@ def test_help_is_quick_and_needs_no_torch():
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.endswith("[]\n"), done.stderr
     assert "python train.py position=rope" in done.stdout
-
-
-def test_a_number_where_a_text_is_wanted_is_told_to_be_quoted(capfd):
-    assert command("generate", "prompt=1984") == 1
-    assert "prompt=1984 must be a text: quote it, 'prompt=\"1984\"'" in capfd.readouterr().err

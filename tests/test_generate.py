@@ -69,3 +69,21 @@ def test_mistakes_stop_with_one_line(smoke, capfd, override, message):
 def test_learned_positions_end_where_their_table_does(smoke, capfd):
     assert command("generate", f"run={smoke('learned')}", "prompt=shin", "tokens=100") == 1
     assert "learned positions end at 32" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8", "cp1252"])
+def test_any_text_can_be_printed_and_none_commands_the_terminal(encoding):
+    text = "tab\tline\nΔ 文 é \ud800 \x1b]0;title\x07 \r\x9b2J \u202e"
+    shown = generate.printable(text, encoding)
+    assert shown.encode(encoding) and shown.startswith("tab\tline\n")
+    assert not {"\x1b", "\x07", "\r", "\x9b", "\u202e"} & set(shown) and "\\x1b]0;title" in shown
+    assert generate.printable("Δ 文 é", "utf-8") == "Δ 文 é"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["To be, or not", "12e5", "true", "[x", "{a: 1}", 'he said: "hi"', "a=b", "it's\\", "0x1f"],
+)
+def test_a_prompt_is_taken_as_it_was_typed(smoke, capfd, prompt):
+    assert command("generate", f"run={smoke('rope')}", f"prompt={prompt}", "tokens=0") == 0
+    assert capfd.readouterr().out == prompt + "\n"

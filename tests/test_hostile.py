@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import shlex
 import shutil
 import time
 import zipfile
@@ -18,8 +19,9 @@ from conftest import SMALL, command
 from safetensors.torch import load_file, save_file
 
 from errors import UserError
+from eval import own_tracker
 from runs.config import LARGEST, load_config
-from runs.find import find_run, find_runs
+from runs.find import find_run, find_runs, override
 from storage import digest
 from training import checkpoint
 from training.metrics import read_metrics
@@ -378,3 +380,71 @@ def test_a_path_that_exists_is_taken_as_it_is(finished, name, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     shutil.copytree(finished, tmp_path / name)
     assert find_run(name) == Path(name) and find_runs([name, name]) == [Path(name)]
+
+
+@pytest.mark.parametrize(
+    "name", ["runs [v1]/rope/a=1,b", "it's", 'say "so"', "a b\\", "x;touch owned"]
+)
+def test_a_printed_command_can_be_pasted(name, finished, tmp_path, monkeypatch, corpus, capfd):
+    monkeypatch.chdir(tmp_path)
+    folder = Path(shutil.copytree(finished, name))
+    shutil.rmtree(folder / "eval")
+    assert command("compare", f"runs={[str(folder)]}".replace("'", '"')) in (0, 1)
+    for key in ("run", "resume"):
+        pasted = shlex.split(f"python x.py {override(key, folder)}")[2:]
+        assert len(pasted) == 1
+        asked = COMMANDS["eval"](folder)[1:] if key == "run" else ["train.steps=21"]
+        assert command("eval" if key == "run" else "train", *pasted, *asked) == 0, (
+            capfd.readouterr()
+        )
+    assert (folder / "eval").is_dir() and not Path("owned").exists()
+
+
+# What evaluating a foreign run may do elsewhere
+
+
+def with_settings(run: Path, group: str, **settings: Any) -> None:
+    path = checkpoint.find(run, "last")
+    for folder in (run, path):
+        values = yaml.safe_load((folder / "config.yaml").read_text())
+        values[group] |= settings
+        (folder / "config.yaml").write_text(yaml.safe_dump(values))
+    resave(path, "config.yaml")
+
+
+def test_evaluating_says_where_a_run_reaches_and_can_move_its_cache(run, tmp_path, capfd):
+    theirs, mine = tmp_path / "theirs", tmp_path / "mine"
+    with_settings(run, "data", cache_dir=str(theirs / "\x1b[2J"))
+    away = tmp_path / "work"
+    away.mkdir()
+    os.chdir(away)
+    arguments = [a for a in COMMANDS["eval"](run) if a != "tracker=none"]
+    assert command("eval", *arguments, f"data.cache_dir={mine}") == 0
+    out = capfd.readouterr().out
+    assert "paths outside the working directory" in out and str(mine) in out
+    assert any(mine.iterdir()) and not theirs.exists()
+    shutil.rmtree(run / "eval")
+    assert command("eval", *arguments) == 0
+    out = capfd.readouterr().out
+    assert "\\x1b[2J" in out and "\x1b[2J" not in out and theirs.exists()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "given", "wanted"),
+    [
+        ({"name": "none"}, [], {"name": "none"}),
+        ({"mode": "auto"}, [], {"project": "mine", "entity": None, "mode": "auto"}),
+        ({"mode": "offline"}, [], {"project": "mine", "mode": "offline"}),
+        ({"mode": "disabled"}, [], {"mode": "disabled"}),
+        ({"mode": "online"}, [], {"mode": "auto"}),
+        ({"mode": ["x"]}, [], {"mode": "auto"}),
+        ({"name": "none"}, ["tracker.project"], {"project": "mine"}),
+        ({"mode": "offline"}, ["tracker"], {"mode": "auto", "project": "mine"}),
+    ],
+)
+def test_the_tracker_is_that_of_who_evaluates(theirs, given, wanted, capsys):
+    mine = {"name": "wandb", "project": "mine", "entity": None, "mode": "auto", "tags": []}
+    foreign = {"name": "wandb", "project": "spy", "entity": "spies", "mode": "auto", "tags": ["t"]}
+    found = own_tracker(mine, foreign | theirs, given)
+    assert wanted.items() <= found.items()
+    assert not {"spy", "spies"} & set(map(str, found.values())) and found.get("tags") != ["t"]

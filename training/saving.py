@@ -64,7 +64,6 @@ class Saver:
         for pointer, step in (("last", state.step), ("best", state.best_step)):
             if step is not None:
                 replace_text(root / pointer, f"step-{step:06d}")
-        flush(root)
         prune(root, state, self.config.train.keep)
         return target
 

@@ -1,5 +1,6 @@
 """What a run is put together from: what its settings stand for, checked before any work, and then what learns."""
 
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -47,6 +48,12 @@ def choose_tools(config: TrainConfig, world: World) -> Tools:
         shape = run.build_model(config, vocab_size=257)
         shape.check_length(max(config.context_length, settings.position_range or 0))
         build_optimizer(shape, config.optim)
+    if config.optim.warmup_steps >= settings.steps and world.main:
+        warnings.warn(
+            f"optim.warmup_steps={config.optim.warmup_steps} is not below train.steps={settings.steps}: "
+            "the learning rate never reaches optim.lr",
+            stacklevel=2,
+        )
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = config.tf32
     return tools
