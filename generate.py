@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from typing import TYPE_CHECKING
 
 from configs.check import LONGEST, within
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from model.transformer import Transformer
+
+
+NOT_ONE_PASS = (
+    "what it keeps of a token was computed when the text was shorter, so one pass over the whole"
+    " text (as eval.py makes) gives other probabilities"
+)
 
 
 def generate(config: GenerateConfig, given: list[str]) -> None:
@@ -61,7 +68,20 @@ def generate(config: GenerateConfig, given: list[str]) -> None:
             eos=tokenizer.eos,
             generator=torch.Generator().manual_seed(config.seed),
         )
+    if differs_from_one_pass(model, len(prompt), len(ids)):
+        print(
+            f"note: {position['name']} turns a text by its length: {NOT_ONE_PASS}", file=sys.stderr
+        )
     print(config.prompt + tokenizer.decode([i for i in ids if i != tokenizer.eos]))
+
+
+def differs_from_one_pass(model: Transformer, prompt: int, new: int) -> bool:
+    """Whether a pass over the whole text would give other probabilities than decoding did.
+
+    prompt, new: tokens given at first, and tokens decoded from them, one pass each.
+    """
+    read = prompt + new - 1
+    return new > 1 and any(position.varies_at(read) for position in model.positions[:-1])
 
 
 def check(config: GenerateConfig) -> None:
