@@ -1,4 +1,4 @@
-"""Writing text: a cache changes nothing unless a scheme goes by the length, a seed repeats itself, an end is said first."""
+"""Writing text: a cache changes nothing unless a scheme goes by the length, a seed repeats itself, an end is said."""
 
 import pytest
 import torch
