@@ -40,9 +40,9 @@ def texts(tmp_path, monkeypatch):
     """Documents from one byte to three windows: most windows hold several."""
     monkeypatch.chdir(tmp_path)
     rng = random.Random(4)
-    for name, count in (("train", 60), ("held", 23)):
+    for name, count, letters in (("train", 60, "abcd "), ("held", 23, "efgh ")):
         rows = [
-            "".join(rng.choices("abcd ", k=int(80 * rng.random() ** 2) + 1)) for _ in range(count)
+            "".join(rng.choices(letters, k=int(80 * rng.random() ** 2) + 1)) for _ in range(count)
         ]
         Path(f"{name}.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in rows))
 
