@@ -89,7 +89,7 @@ BAD = {
     "half a pair of surrogates": ("a.jsonl", b'{"text": "\\ud800 x"}\n', r"a.jsonl:1: field 'text' has \ud800"),
     "half a pair, as bytes": ("a.txt", b"ab\xed\xa0\x80", "a.txt: not UTF-8 at byte 2"),
     "no UTF-8 after a byte order mark": ("a.jsonl", b"\xef\xbb\xbf\xff", "a.jsonl: not UTF-8 at byte 3"),
-    "the held-out text": ("a.jsonl", rows("held out " + WORDS), "'held.txt' and 'a.jsonl:1' of data.train are the same"),
+    "the held-out text": ("a.jsonl", rows("held out " + WORDS), "'held.txt' and 'a.jsonl:1' of data.train"),
     "no UTF-8": ("a.txt", b"abc\xff", "a.txt: not UTF-8 at byte 3"),
     "UTF-16": ("a.txt", WORDS.encode("utf-16"), "a.txt: not UTF-8 at byte 0"),
     "a missing field": ("a.jsonl", b'{"body": "x"}\n', "no field data.text_field=text; there are body"),
