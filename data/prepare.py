@@ -21,7 +21,7 @@ from errors import UserError
 if TYPE_CHECKING:
     import datasets
 
-FORMAT = 1  # of the files, and of how text becomes tokens: raise it when either changes
+FORMAT = 2  # of the files, and of how text becomes tokens: raise it when either changes
 AT_ONCE = 64  # documents
 
 
