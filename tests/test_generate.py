@@ -1,4 +1,4 @@
-"""Writing text: the cache changes nothing, a seed repeats itself, and a scheme's end is said before any work."""
+"""Writing text: a cache changes nothing unless a scheme goes by the length, a seed repeats itself, an end is said."""
 
 import pytest
 import torch
@@ -29,6 +29,38 @@ def test_greedy_decoding_equals_full_passes_beyond_the_trained_context(smoke, po
         for i in ids:
             assert int(model(text)[0, -1].argmax()) == i
             text = torch.cat((text, torch.tensor([[i]])), dim=1)
+
+
+GROWING = [
+    "position.factor=3",
+    "position.original_context=16",
+    "model.n_layers=3",
+]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"), [(0, False), (1, False), (3, False), (4, True), (40, True)]
+)
+def test_decoding_that_differs_from_one_pass_says_so(smoke, capfd, tokens, said):
+    folder = smoke("rope_dynamic", *GROWING)
+    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    prompt = "shin dare shin dare shin dare"
+    while len(tokenizer.encode(prompt)) > 14:
+        prompt = prompt[:-1]
+    assert len(tokenizer.encode(prompt)) == 14  # three more tokens are read after 16 in all
+    capfd.readouterr()
+    arguments = [f"run={folder}", f"prompt='{prompt}'", f"tokens={tokens}", "temperature=9"]
+    assert command("generate", *arguments) == 0
+    shown = capfd.readouterr()
+    assert ("note: rope_dynamic turns a text by its length" in shown.err) is said
+    assert "note" not in shown.out
+
+
+@pytest.mark.parametrize("position", ["rope", "rope_dynamic"])
+def test_decoding_that_equals_one_pass_says_nothing(smoke, capfd, position):
+    folder = smoke(position, *(["model.n_layers=1"] if position == "rope_dynamic" else []))
+    assert command("generate", f"run={folder}", "prompt=shin", "tokens=60") == 0
+    assert "note" not in capfd.readouterr().err
 
 
 def test_a_seed_repeats_itself(smoke, capfd):

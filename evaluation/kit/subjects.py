@@ -30,6 +30,11 @@ WAVES_AND_BIAS = [
     {"name": "sinusoidal", "window": None, "base": 10_000},
     {"name": "kerple_log", "window": 20},
 ]
+GROWING_AND_LEARNED = [  # two schemes that score pairs would share nothing
+    {"name": "fire", "window": None, "threshold": None, "hidden": 3},
+    {"name": "rope_dynamic", "window": 30, "base": 10_000, "layout": "split_half"}
+    | {"fraction": 1, "keep": 1, "factor": 2, "original_context": 12},
+]
 
 # Settings beside the defaults, which one file cannot show. "softmax_scale" belongs to the model.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
@@ -41,7 +46,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"extend": "random", "seed": 3},
     ],
     "rope": [{"layout": "interleaved"}, {"fraction": 0.5}, {"keep": 0.4}, {"softmax_scale": "log"}],
-    "rope_dynamic": [{"original_context": 20, "factor": 3}],
+    "rope_dynamic": [
+        {"original_context": 20, "factor": 3},
+        {"original_context": 20, "factor": 1, "softmax_scale": "log"},
+    ],
     "rope_by_parts": [{"original_context": 400, "fraction": 0.75, "layout": "interleaved"}],
     "rope_yarn": [{"ramp": "paper", "original_context": 400}, {"original_context": 400}],
     "rope_llama3": [{"original_context": 400}],
@@ -50,7 +58,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "t5": [{"buckets": 12, "max_distance": 40}],
     "fire": [{"threshold": 100, "hidden": 5}],
     "fox": [{"bias": 5}],
-    "hybrid": [{"layers": FADING_AND_NONE}, {"layers": WAVES_AND_BIAS}],
+    "hybrid": [
+        {"layers": FADING_AND_NONE},
+        {"layers": WAVES_AND_BIAS},
+        {"layers": GROWING_AND_LEARNED},
+    ],
 }
 
 

@@ -88,6 +88,11 @@ def runs_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(model.transformer, "restarted", lambda index, segments: index.expand(2, -1))
 
 
+def packed_length(patch: pytest.MonkeyPatch) -> None:
+    """A scheme sees the length of the window, not of its document."""
+    patch.setattr(Places, "lengths", lambda self: torch.full_like(self.segments, self.length))
+
+
 def wide_window(patch: pytest.MonkeyPatch) -> None:
     smallest = model.attention.smallest
 
@@ -132,6 +137,7 @@ def shared_stream(patch: pytest.MonkeyPatch) -> None:
 
 
 LLAMA, LLAMA_8 = "transformers' Llama", "transformers' Llama, factor 8"
+BEYOND = "cache, beyond the context"
 MASKS, DISTINCT = "formula, windows and documents", "65,536 distinct positions"
 BLOOM, MPT, FALCON = "transformers' BLOOM", "transformers' MPT", "transformers' Falcon, slopes"
 T5, SLOPES = "transformers' T5, buckets", "slopes of 6, 8, 12 heads"
@@ -154,6 +160,9 @@ CASES = [
     Case("temperature twice", "rope_yarn", wrong.Hot, ("formula", LLAMA_8, TEMPERATURE)),
     Case("never grows", "rope_dynamic", wrong.NeverGrows, ("formula", LLAMA_8, NTK)),
     Case("remembers the longest text", "rope_dynamic", wrong.RemembersLongest, ("call order",)),
+    Case("the window's length", "rope_dynamic", packed_length, (MASKS, "documents")),
+    Case("says it is steady", "rope_dynamic", wrong.SaysItIsSteady, (BEYOND, MASKS, "documents")),
+    Case("says it varies", "rope", wrong.SaysItVaries, (BEYOND,)),
     Case("grows with distance", "xpos", wrong.Blooming, ("formula", XPOS)),
     Case(
         "sines first",

@@ -124,7 +124,7 @@ def test_resume_and_init_from_want_the_same_text_and_tokens(
 ):
     text, held_out = tmp_path / "text.txt", tmp_path / "held_out.txt"
     for file in (text, held_out):
-        file.write_text("to be or not to be that is the question " * 200)
+        file.write_text(f"{file.stem} to be or not to be that is the question " * 200)
     files = [f"data.train=[{text}]", f"data.validation=[{held_out}]", *corpus[2:]]
     data = [*files, "tokenizer=bytes", "hydra.run.dir=outputs/a"]
     arguments = [a for a in SMALL if not a.startswith("tokenizer.")]
