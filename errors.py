@@ -8,3 +8,10 @@ what the machine refuses (configs/cli.py). Any other exception is a bug of ours 
 
 class UserError(ValueError):
     """One line: what is wrong, by name, and what to do about it."""
+
+
+def printable(text: str) -> str:
+    """The text on one line, safe to print: what is no character to look at (a line end, an escape, a change of
+    direction, half a surrogate pair) is spelled out, as `\\n`.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

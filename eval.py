@@ -89,7 +89,7 @@ def evaluate_run(folder: Path, config: EvalConfig, given: list[str], world: Worl
         precision=precision.name,
         data_hash=split.hash,
         tokenizer_hash=tokenizer.hash,
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         commit=revision(*SOURCES),
     )
     file = folder / "eval" / f"{about['label']}.json"

@@ -3,28 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from configs.check import made
 from configs.schema import EvalConfig, TrainConfig
+from evaluation.fields import Header
 from model.transformer import Transformer
 
-HEADER = (
-    "label",
-    "position",
-    "position_settings",
-    "trained_position",
-    "trained_context",
-    "checkpoint_step",
-    "seed",
-    "parameters",
-    "position_parameters",
-    "data",
-    "split",
-    "precision",
-    "bos",
-    "data_hash",
-    "tokenizer_hash",
-    "torch",
-    "commit",
-)
 # Rows of one file agree in these. Each says for itself which code measured it, and is not measured again by the same.
 IDENTITY = (
     "checkpoint_step",
@@ -54,7 +37,7 @@ def header(
     model: Transformer,
     **read: Any,
 ) -> dict[str, Any]:
-    """All of `HEADER`; read: what is known once the run and its text are open, and which code runs (`CODE`)."""
+    """All of `Header`; read: what is known once the run and its text are open, and which code runs (`CODE`)."""
     found = {
         "label": label,
         "position": position["name"],
@@ -69,4 +52,4 @@ def header(
         "bos": config.eval.bos,
         **read,
     }
-    return {key: found[key] for key in HEADER}
+    return vars(made(Header, found))

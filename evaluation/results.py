@@ -9,44 +9,22 @@ the two files check each other when read, so that half of an interrupted write i
 import json
 import math
 import warnings
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
-from errors import UserError
-from evaluation.header import CODE, HEADER, IDENTITY
+from errors import UserError, printable
+from evaluation.fields import ROW_KEY, checked
+from evaluation.header import CODE, IDENTITY
 from evaluation.protocols import Plan, Scores
 from evaluation.statistics import CHECKPOINT_UNIT, block_interval
+from evaluation.stored import read
 from storage import replace, replace_text
 
-ROW = (
-    "protocol",
-    "context_length",
-    "stride",
-    "window",
-    "bin",
-    "supported",
-    "tokens_scored",
-    "bytes_scored",
-    "nats",
-    "loss",
-    "ppl",
-    "bpb",
-    "words",
-    "word_ppl",
-    "ci95",
-    "ci_unit",
-    "target_set",
-    "torch",
-    "commit",
-)
-ROW_KEY = ("protocol", "context_length", "window", "stride", "bin")
 ONE_SET = "same_tokens"  # promises one set of targets at every length
 Row = dict[str, Any]
 Entry = tuple[Row, Scores]
@@ -83,6 +61,7 @@ def make_rows(plan: Plan, scores: Scores | None, words: np.ndarray | None = None
             "bin": label,
             "supported": scores is not None,
             **_measures(found, count),
+            "ci95": _interval(found),
             "ci_unit": CHECKPOINT_UNIT,
             "target_set": asked,
         }
@@ -102,7 +81,6 @@ def _measures(scores: Scores, words: int | None) -> Row:
     nats, count = float(scores.nats.sum(dtype=np.float64)), len(scores)
     size = int(scores.bytes.sum(dtype=np.int64))
     loss = nats / count if count else math.nan
-    interval = block_interval(scores) if count and math.isfinite(nats) else None
     return {
         "tokens_scored": count,
         "bytes_scored": size,
@@ -112,8 +90,13 @@ def _measures(scores: Scores, words: int | None) -> Row:
         "bpb": _finite(nats / (math.log(2) * size)) if size else None,
         "words": words,
         "word_ppl": _exp(nats / words) if words else None,
-        "ci95": [interval.low, interval.high] if interval else None,
     }
+
+
+def _interval(scores: Scores) -> list[float] | None:
+    finite = len(scores) and np.isfinite(scores.nats).all()
+    found = block_interval(scores) if finite else None
+    return [found.low, found.high] if found else None
 
 
 def _finite(value: float) -> float | None:
@@ -136,14 +119,13 @@ def save(folder: Path, header: dict[str, Any], entries: Sequence[Entry]) -> Path
     header agrees in what the numbers depend on, but for those of `same_tokens` that are of other
     tokens; a file about something else, or a damaged one, is replaced as a whole.
     """
-    header = json.loads(json.dumps({key: header[key] for key in HEADER}, allow_nan=False))
     path = folder / f"{header['label']}.json"
     code = {key: header[key] for key in CODE}
     fresh = [({**row, **code}, scores) for row, scores in entries]
     tokens = _one_set(row for row, _ in entries)
     kept = [(row, found) for row, found in _kept(path, header) if not _other(row, tokens)]
     merged = {_key(row): (row, scores) for row, scores in [*kept, *fresh]}
-    rows = [{key: row[key] for key in ROW} for row, _ in merged.values()]
+    header, rows = checked({**header, "rows": [row for row, _ in merged.values()]})
     text = json.dumps({**header, "rows": rows}, indent=2, allow_nan=False) + "\n"
     scores = [found for _, found in merged.values()]
     arrays: dict[str, Any] = {
@@ -218,37 +200,26 @@ def _kept(path: Path, header: dict[str, Any]) -> list[Entry]:
 
 
 def load(path: Path) -> Results:
-    """A result file and its npz; raises UserError naming it if either is missing or damaged."""
-    try:
-        content = json.loads(path.read_text(), parse_constant=_refuse)
-        rows = [{key: row[key] for key in ROW} for row in content["rows"]]
-        header = {key: content[key] for key in HEADER}
-        with np.load(path.with_suffix(".npz"), allow_pickle=False) as stored:
-            columns = Scores(*(stored[name] for name in ("nats", "document", "index", "bytes")))
-            row = stored["row"]
-        scores = [columns.select(row == number) for number in range(len(rows))]
-        if len(row) != sum(map(len, scores)) or not all(map(_agree, rows, scores)):
-            raise ValueError("its .json and .npz do not belong together")
-    except FileNotFoundError as error:
-        raise UserError(f"{error.filename}: no such result file; run eval.py") from error
-    except _DAMAGE as error:
-        raise UserError(f"{path}: damaged ({error}); run eval.py again") from error
+    """A result file and its npz; raises UserError naming it if either is missing, damaged or wrong."""
+    header, rows, scores = read(path)
+    for number, (row, found) in enumerate(zip(rows, scores, strict=True)):
+        if wrong := _contradiction(row, found):
+            raise UserError(
+                printable(
+                    f"{path}: rows[{number}].{wrong}={row[wrong]}: its .json and .npz do not belong"
+                    " together; run eval.py again"
+                )
+            )
     return Results(header, rows, scores)
 
 
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, BadZipFile, zlib.error)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _agree(row: Row, scores: Scores) -> bool:
-    if row["tokens_scored"] != len(scores):
-        return False
-    if row["nats"] is None:
-        return True
-    asked = target_set(scores.document, scores.index)
-    return asked == row["target_set"] and math.isclose(
-        row["nats"], float(scores.nats.sum(dtype=np.float64)), rel_tol=1e-9
-    )
+def _contradiction(row: Row, scores: Scores) -> str | None:
+    """The field of the row that does not follow from its scores."""
+    if row["supported"] and target_set(scores.document, scores.index) != row["target_set"]:
+        return "target_set"
+    for key, value in _measures(scores, row["words"]).items():
+        if (value is None) != (row[key] is None):
+            return key
+        if value is not None and not math.isclose(value, row[key], rel_tol=1e-9):
+            return key
+    return None

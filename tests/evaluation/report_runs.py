@@ -89,7 +89,7 @@ def make_header(label: str, seed: int) -> dict[str, Any]:
         "precision": "fp32",
         "bos": False,
         "data_hash": "d" * 64,
-        "tokenizer_hash": "t" * 64,
+        "tokenizer_hash": "f" * 64,
         "torch": "2.13.0",
         "commit": None,
     }

@@ -4,6 +4,7 @@ it should.
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from errors import UserError
-from evaluation import protocols, results
+from evaluation import fields, protocols, results
 from evaluation.protocols import Plan, Scores
 
 HEADER = {
@@ -28,10 +29,19 @@ HEADER = {
     "split": "test",
     "precision": "fp32",
     "bos": False,
-    "data_hash": "d",
-    "tokenizer_hash": "t",
+    "data_hash": "d" * 64,
+    "tokenizer_hash": "e" * 64,
     "torch": "2.13.0",
     "commit": "c",
+}
+OTHER = {
+    "checkpoint_step": 501,
+    "data_hash": "0" * 64,
+    "tokenizer_hash": "0" * 64,
+    "position_settings": {"base": 1.0},
+    "split": "validation",
+    "precision": "bf16",
+    "bos": True,
 }
 CODE = {key: HEADER[key] for key in results.CODE}
 DOCUMENTS = np.array([3000, 900, 40])
@@ -64,7 +74,7 @@ def test_a_row_is_a_token_weighted_mean():
     plan = protocols.sliding(DOCUMENTS, 64, stride=16)
     scores = scored(plan)
     ((row, kept),) = results.make_rows(plan, scores)
-    assert (*row, *results.CODE) == results.ROW  # saving adds which code it was
+    assert (*row, *results.CODE) == fields.ROW  # saving adds which code it was
     nats = float(scores.nats.astype(np.float64).sum())
     assert row["tokens_scored"] == len(scores) == 2999 + 899 + 39
     assert row["nats"] == pytest.approx(nats, rel=1e-12)
@@ -132,7 +142,7 @@ def test_files_come_back_as_they_went(tmp_path):
         f"{HEADER['label']}.json",
         f"{HEADER['label']}.npz",
     ]
-    assert tuple(strict(path)) == (*results.HEADER, "rows")
+    assert tuple(strict(path)) == (*fields.HEADER, "rows")
     found = results.load(path)
     assert found.header == HEADER and found.rows == [{**row, **CODE} for row, _ in saved]
     for (_, before), after in zip(saved, found.scores, strict=True):
@@ -183,8 +193,7 @@ def test_only_what_is_not_there_is_missing(tmp_path):
 @pytest.mark.parametrize("key", results.IDENTITY)
 def test_a_file_about_something_else_is_not_merged(tmp_path, key):
     results.save(tmp_path, HEADER, entries(64))
-    changed = {"base": 1.0} if key == "position_settings" else "other"
-    path = results.save(tmp_path, {**HEADER, key: changed}, entries(128))
+    path = results.save(tmp_path, {**HEADER, key: OTHER[key]}, entries(128))
     assert [row["context_length"] for row in results.load(path).rows] == [128]
 
 
@@ -221,7 +230,7 @@ def test_half_of_an_interrupted_write_is_not_believed(tmp_path):
 
 def test_rows_must_speak_of_the_tokens_that_are_stored(tmp_path):
     path = results.save(tmp_path, HEADER, entries(64))
-    path.write_text(path.read_text().replace('"target_set": "', '"target_set": "0'))
+    path.write_text(re.sub(r'("target_set": )"\w{4}', r'\1"0000', path.read_text()))
     with pytest.raises(UserError, match="do not belong together"):
         results.load(path)
 
