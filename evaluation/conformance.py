@@ -96,6 +96,7 @@ CHECKS = [
     Check("score form, float32", forms.forms_float32, default),
     Check("score form, bfloat16", forms.forms_bfloat16, default),
     Check("score form, last rows", forms.last_rows, default),
+    Check("score form, whole blocks", forms.whole_blocks, default),
     Check("far clock", forms.far_clock, clocked),
     Check("far vectors", precision.far_vectors, moving),
     Check("far scores", precision.far_scores, biased),

@@ -30,7 +30,11 @@ WAVES_AND_BIAS = [
     {"name": "sinusoidal", "window": None, "base": 10_000},
     {"name": "kerple_log", "window": 20},
 ]
-GROWING_AND_LEARNED = [  # two schemes that score pairs would share nothing
+PAIRS_AND_PAIRS = [  # scores that are kept for other layers, in equal blocks
+    {"name": "fire", "window": None, "threshold": 5, "hidden": 3},
+    {"name": "fire", "window": None, "threshold": 20, "hidden": 4},
+]
+GROWING_AND_LEARNED = [
     {"name": "fire", "window": None, "threshold": None, "hidden": 3},
     {"name": "rope_dynamic", "window": 30, "base": 10_000, "layout": "split_half"}
     | {"fraction": 1, "keep": 1, "factor": 2, "original_context": 12},
@@ -61,7 +65,9 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "hybrid": [
         {"layers": FADING_AND_NONE},
         {"layers": WAVES_AND_BIAS},
+        {"layers": FADING_AND_NONE, "softmax_scale": "log"},
         {"layers": GROWING_AND_LEARNED},
+        {"layers": PAIRS_AND_PAIRS},
     ],
 }
 
@@ -199,7 +205,8 @@ def subject(option: str, settings: Any, changes: dict[str, Any] | None = None) -
     changes = dict(changes or {})
     shown = ",".join(f"{k}={v}" for k, v in changes.items() if k != "layers")
     if "layers" in changes:
-        shown = "+".join(entry["name"] for entry in changes["layers"])
+        entries = "+".join(entry["name"] for entry in changes["layers"])
+        shown = ",".join(filter(None, (entries, shown)))
     label = option + (f"[{shown}]" if shown else "")
     scale = changes.pop("softmax_scale", None)
     return Subject(option, {**settings, **changes}, label, scale)

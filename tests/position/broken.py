@@ -5,7 +5,8 @@ be no check at all.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import broken_schemes as wrong
 import pytest
@@ -16,6 +17,7 @@ import model.attention
 import model.fold
 import model.position.alibi
 import model.transformer
+from evaluation.kit.subjects import FADING_AND_NONE, PAIRS_AND_PAIRS
 from model.attention import Places
 from model.position import POSITIONS
 from model.position.base import Position
@@ -31,6 +33,7 @@ class Case:
     patch: Patch | type[Position]  # a type: takes the scheme's place
     caught_by: tuple[str, ...]
     error: type[Exception] | None = None  # what the checks may raise instead of finding a number
+    of: dict[str, Any] = field(default_factory=dict)  # settings that are not the file's
 
     def apply(self, patch: pytest.MonkeyPatch) -> None:
         if isinstance(self.patch, type):
@@ -78,6 +81,38 @@ def changed_places(change: Callable[[Places], Places]) -> Patch:
 def counts_from_zero(places: Places) -> Places:
     """Every chunk."""
     return replace(places, q_pos=places.q_pos - places.q_pos.min())
+
+
+def future_of_long_blocks(patch: pytest.MonkeyPatch) -> None:
+    """In blocks of 128 queries and more each sees the next token, too."""
+    toeplitz = model.attention.toeplitz
+
+    def leaking(table: torch.Tensor, rows: int) -> torch.Tensor:
+        block = toeplitz(table, rows)
+        if rows < 128:
+            return block
+        return torch.cat((block[..., :1], block[..., :-1]), dim=-1)
+
+    patch.setattr(model.attention, "toeplitz", leaking)
+
+
+def own_window_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """The log scale counts what a layer's own window hides."""
+    patch.setattr(model.transformer, "smallest", lambda own, of_call: of_call)
+
+
+def scores_by_block_alone(patch: pytest.MonkeyPatch) -> None:
+    """Kept for the next layer, whatever its scheme."""
+    pairs = model.attention.pairs
+
+    def kept(position, places, a, b, low, high, keep):
+        found = places.pairs.get((a, b, low, high))
+        if found is None:
+            found = pairs(position, places, a, b, low, high, keep)
+            places.pairs[a, b, low, high] = found
+        return found
+
+    patch.setattr(model.attention, "pairs", kept)
 
 
 def no_documents(places: Places) -> Places:
@@ -145,6 +180,9 @@ XPOS, GATE, WAVES = (f"x-transformers, {x}" for x in ("products", "forget gate",
 TIMES, NTK = "positions times the factor = rope", "factor 8 = rope_ntk by 8 l/L - 7"
 UNPERMUTED, TEMPERATURE = "interleaved differs, unpermuted", "temperature = a softmax scale"
 
+LOG_WINDOWS = {"layers": FADING_AND_NONE, "softmax_scale": "log"}
+TWO_NETWORKS = {"layers": PAIRS_AND_PAIRS}
+
 CASES = [
     Case("wrong pairing", "rope", wrong.WrongPairs, ("formula", LLAMA)),
     Case(
@@ -199,5 +237,13 @@ CASES = [
     ),
     Case("widens what it turns", "rope", wrong.Widening, ("formula, bfloat16",), RuntimeError),
     Case("distances off by one", "t5", shifted_diagonal, ("formula", "score form, float32")),
+    *(
+        Case("long blocks leak", option, future_of_long_blocks, ("score form, whole blocks",))
+        for option in ("none", "alibi", "t5", "fire", "fox", "hybrid")
+    ),
+    Case(
+        "own window forgotten", "hybrid", own_window_forgotten, ("formula", MASKS), of=LOG_WINDOWS
+    ),
+    Case("scores by block alone", "hybrid", scores_by_block_alone, ("formula",), of=TWO_NETWORKS),
     Case("weights from a shared stream", "t5", shared_stream, ("paired weights",)),
 ]
