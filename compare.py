@@ -9,10 +9,12 @@ from pathlib import Path
 from configs.check import build
 from configs.cli import alone, command
 from configs.schema import CompareConfig
+from errors import printable
 
 
 def compare(config: CompareConfig, given: list[str]) -> None:
     from rich.console import Console
+    from rich.text import Text
 
     from evaluation.formats import to_rich
     from evaluation.report import make_report, write
@@ -30,11 +32,11 @@ def compare(config: CompareConfig, given: list[str]) -> None:
     page = write(report, Path(config.out))
     console = Console(highlight=False, soft_wrap=True)
     console.print(to_rich(report.headline, console.width), soft_wrap=False)
-    console.print(report.headline.note, style="dim", markup=False)
+    console.print(Text(report.headline.note, "dim"))
     for warning in report.page.warnings:
-        console.print(f"warning: {warning}", style="bold yellow", markup=False)
+        console.print(Text(printable(f"warning: {warning}"), "bold yellow"))
     for line in [*report.page.remarks, report.page.finding]:
-        console.print(line, markup=False)
+        console.print(Text(printable(line)))
     with tracker:
         tracker.start(
             folder=Path(config.out),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
+from errors import printable
 from evaluation.collect import Group
 from evaluation.measures import Line, Section, exp
 
@@ -138,7 +139,7 @@ def training(groups: Sequence[Group]) -> str:
         named: set[str] = set()
         for index, name, points in curves(groups):
             if points:
-                label = "" if name in named else name
+                label = "" if name in named else _shown(name)
                 axes.plot(*zip(*points, strict=True), label=label, **_style(index))
                 named.add(name)
         axes.set_xlabel("training tokens")
@@ -146,6 +147,11 @@ def training(groups: Sequence[Group]) -> str:
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
     return svg("training", "Validation loss against training tokens", draw)
+
+
+def _shown(name: str) -> str:
+    """A name from somebody's file, as XML can hold it and a legend shows it: one with `_` first is left out."""
+    return f"{' ' * name.startswith('_')}{printable(name)}"
 
 
 def _full(line: Line, place: str) -> str:
@@ -171,7 +177,7 @@ def _line(axes: "Axes", index: int, name: str, points: Sequence[Point]) -> None:
     """Points, line and bars; each group a little beside the others, or bars would hide bars."""
     style, apart = _style(index), 2 ** (0.02 * (-1) ** index * ((index + 1) // 2 % 5))
     x, y = [p[0] * apart for p in points], [p[1] for p in points]
-    axes.plot(x, y, label=name, **style, **_marker(index))
+    axes.plot(x, y, label=_shown(name), **style, **_marker(index))
     bars = [(at, low, high) for at, _, low, high in points if low is not None and high is not None]
     for at, low, high in bars:
         axes.plot(
@@ -251,9 +257,13 @@ def _embeddable(svg: str, name: str, title: str) -> str:
     """Without prologue and metadata, with ids of its own and a title for screen readers."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'\bid="', f'id="{name}-', svg)
-    svg = re.sub(r"url\(#", f"url(#{name}-", svg)
-    svg = re.sub(r'href="#', f'href="#{name}-', svg)
-    svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 sans-serif", svg)
-    svg = re.sub(r"font-family: [^;\"]*", "font-family: sans-serif", svg)
+    svg = re.sub("<[^>]*>", lambda tag: _own(tag[0], name), svg)  # a name's own > is &gt;
     return re.sub(r"<svg ", f'<svg role="img" aria-label="{title}" ', svg, count=1)
+
+
+def _own(tag: str, name: str) -> str:
+    tag = re.sub(r'\bid="', f'id="{name}-', tag)
+    tag = re.sub(r"url\(#", f"url(#{name}-", tag)
+    tag = re.sub(r'href="#', f'href="#{name}-', tag)
+    tag = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 sans-serif", tag)
+    return re.sub(r"font-family: [^;\"]*", "font-family: sans-serif", tag)

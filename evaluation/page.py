@@ -3,12 +3,13 @@
 No scripts, no fonts, no requests: the page can be mailed, printed and read on a phone in ten years.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from html import escape
 
-from evaluation.formats import Table, to_html, to_markdown
+from errors import printable
+from evaluation.formats import Table, html, markdown, to_html, to_markdown
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Part:
     definition: str = ""
     figures: list[Figure] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
-    listing: str = ""  # folded away
+    listing: list[str] = field(default_factory=list)  # lines, folded away
 
 
 @dataclass(frozen=True)
@@ -89,21 +90,21 @@ footer { margin-top: 4rem; color: var(--soft); font-size: 0.875rem; }
 
 
 def render_html(page: Page) -> str:
-    facts = " · ".join(map(escape, page.facts))
+    facts = " · ".join(map(html, page.facts))
     parts = "\n".join(map(_part_html, page.parts))
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(page.title)}</title>
+<title>{html(page.title)}</title>
 <style>{CSS}</style>
 </head>
 <body>
 <header>
-<h1>{escape(page.title)}</h1>
+<h1>{html(page.title)}</h1>
 <p class="facts">{facts}</p>
-{_warnings_html(page.warnings)}<p class="finding">{escape(page.finding)}</p>
+{_warnings_html(page.warnings)}<p class="finding">{html(page.finding)}</p>
 </header>
 <main>
 {parts}
@@ -120,7 +121,7 @@ page as report.md and, exact, as CSV; the figures as SVG.</p>
 def _warnings_html(warnings: Sequence[str]) -> str:
     if not warnings:
         return ""
-    items = "".join(f"<li>{escape(warning)}</li>" for warning in warnings)
+    items = "".join(f"<li>{html(warning)}</li>" for warning in warnings)
     return (
         '<div class="warning" role="alert"><strong>Not comparable as they stand.</strong>'
         f"<ul>{items}</ul></div>\n"
@@ -128,44 +129,55 @@ def _warnings_html(warnings: Sequence[str]) -> str:
 
 
 def _paragraphs(texts: Sequence[str]) -> str:
-    return "".join(f"<p>{escape(text)}</p>\n" for text in texts)
+    return "".join(f"<p>{html(text)}</p>\n" for text in texts)
 
 
 def _part_html(part: Part) -> str:
-    pieces = [f"<section>\n<h2>{escape(part.title)}</h2>"]
+    pieces = [f"<section>\n<h2>{html(part.title)}</h2>"]
     if part.definition:
-        pieces.append(f"<p>{escape(part.definition)}</p>")
+        pieces.append(f"<p>{html(part.definition)}</p>")
     if part.figures:
         figures = [
-            f"<figure>\n{figure.svg.strip()}\n<figcaption>{escape(figure.caption)}</figcaption></figure>"
+            f"<figure>\n{figure.svg.strip()}\n<figcaption>{html(figure.caption)}</figcaption></figure>"
             for figure in part.figures
         ]
         pieces.append('<div class="figures">\n' + "\n".join(figures) + "\n</div>")
     for table in part.tables:
-        pieces += [f"<h3>{escape(table.title)}</h3>", to_html(table)]
-        pieces += [f'<p class="note">{escape(table.note)}</p>'] if table.note else []
+        pieces += [f"<h3>{html(table.title)}</h3>", to_html(table)]
+        pieces += [f'<p class="note">{html(table.note)}</p>'] if table.note else []
     if part.listing:
         pieces.append(
             "<details><summary>Settings that all runs share</summary>\n"
-            f"<pre>{escape(part.listing)}</pre></details>"
+            f"<pre>{_listing(part, html)}</pre></details>"
         )
     return "\n".join([*pieces, "</section>"])
 
 
 def render_markdown(page: Page) -> str:
-    lines = [f"# {page.title}", " · ".join(page.facts)]
+    lines = [f"# {markdown(page.title)}", " · ".join(map(markdown, page.facts))]
     if page.warnings:
         lines.append("> **Not comparable as they stand.**\n" + _bullets(page.warnings, "> - "))
-    lines.append(f"**{page.finding}**")
+    lines.append(f"**{markdown(page.finding)}**")
     for part in page.parts:
-        lines += [f"## {part.title}", part.definition]
+        lines += [f"## {markdown(part.title)}", markdown(part.definition)]
         for figure in part.figures:
-            lines += [f"![{figure.caption}]({figure.name}.svg)", figure.caption]
+            caption = markdown(figure.caption)
+            lines += [f"![{caption}]({figure.name}.svg)", caption]
         lines += [to_markdown(table) for table in part.tables]
-        lines += [f"```\n{part.listing}\n```"] if part.listing else []
+        lines += [_fenced(_listing(part, printable))] if part.listing else []
     lines.append(_bullets(page.remarks, "- "))
     return "\n\n".join(line.strip() for line in lines if line.strip()) + "\n"
 
 
 def _bullets(texts: Sequence[str], mark: str) -> str:
-    return "\n".join(mark + text for text in texts)
+    return "\n".join(mark + markdown(text) for text in texts)
+
+
+def _listing(part: Part, safe: Callable[[str], str]) -> str:
+    return "\n".join(map(safe, part.listing))
+
+
+def _fenced(text: str) -> str:
+    """As code, between more backticks than stand anywhere in it."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}\n{text}\n{fence}"

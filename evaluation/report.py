@@ -139,4 +139,4 @@ def _appendix(groups: Sequence[Group]) -> list[Part]:
     apart = set(differing(configs))
     shared = [f"{key}: {value}" for key, value in configs[0].items() if key not in apart]
     shown = [table for table in (tables.inventory(groups), tables.settings(groups)) if table.rows]
-    return [*parts, Part("Runs and settings", tables=shown, listing="\n".join(shared))]
+    return [*parts, Part("Runs and settings", tables=shown, listing=shared)]
