@@ -43,7 +43,7 @@ def read(path: Path) -> tuple[Row, list[Row], list[Scores]]:
         raise UserError(_line(at, "no such result file; run eval.py")) from error
     except UserError as error:
         # how to quote on a command line is no help here
-        reason = str(error).partition(": quote it")[0]
+        reason = str(error).partition(": put it in quotes")[0]
         raise UserError(_line(at, f"{_short(reason)}; run eval.py again")) from None
     except _DAMAGE as error:
         raise UserError(_line(at, f"damaged ({_short(str(error))}); run eval.py again")) from error
