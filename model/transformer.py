@@ -118,7 +118,8 @@ class Transformer(nn.Module):
             else:
                 std = deep if name.endswith(("wo.weight", "w2.weight")) else self.config.init_std
                 nn.init.normal_(parameter, std=std, generator=generator)
-        generator = torch.Generator().manual_seed(seed + 2**32)  # another stream
+        # The same numbers as above: torch keeps 32 bits of a seed. Committed results were drawn so.
+        generator = torch.Generator().manual_seed(seed + 2**32)
         for scheme in self.schemes:
             scheme.reset(generator)  # type: ignore[operator]
 

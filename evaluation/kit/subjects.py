@@ -55,7 +55,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"original_context": 20, "factor": 1, "softmax_scale": "log"},
     ],
     "rope_by_parts": [{"original_context": 400, "fraction": 0.75, "layout": "interleaved"}],
-    "rope_yarn": [{"ramp": "paper", "original_context": 400}, {"original_context": 400}],
+    "rope_yarn": [
+        {"ramp": "paper", "original_context": 400},
+        {"original_context": 400},
+        {"original_context": 400, "base": 50},  # a ramp that goes on behind the last pair
+    ],
     "rope_llama3": [{"original_context": 400}],
     "xpos": [{"layout": "interleaved", "scale_base": 16}],
     "alibi": [{"exponent": 3}, {"softmax_scale": "log"}],

@@ -1,8 +1,10 @@
 """Own files: read without loss, split by content, and every fault named with its place."""
 
+import importlib
 import json
 import os
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pyarrow as pa
@@ -81,6 +83,36 @@ def test_drawn_splits_are_disjoint_and_stay_when_text_is_added(tmp_path: Path) -
         assert set(before[split]) <= set(texts(both, split))
     assert not set(texts(both, "train")) & {*texts(both, "test"), *texts(both, "validation")}
     assert texts(build(tmp_path, train=[first], split_seed=1), "test") != before["test"]
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.4])
+@pytest.mark.parametrize("given", [None, "validation", "test"])
+def test_as_many_are_drawn_as_asked(tmp_path: Path, share: float, given: str | None) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(name)
+    named = {} if given is None else {given: [str(tmp_path / "b.txt")]}
+    corpus = build(tmp_path, train=[str(tmp_path / "a.txt")], held_out=share, **named)
+    n = 5000
+    drawn = [corpus.drawn_for(f"document {d}") for d in range(n)]
+    for split in ("validation", "test"):
+        expected = 0 if split == given else share * n
+        spread = (n * share * (1 - share)) ** 0.5 * bool(expected)
+        assert abs(drawn.count(split) - expected) <= 3.5 * spread, split
+
+
+def test_fingerprint_sees_the_code_that_reads(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "a.txt").write_text("abc")
+    (tmp_path / "code").mkdir()
+    code = tmp_path / "code/own_corpus.py"
+    code.write_text("from data.files import Files\nclass Own(Files): pass\n")
+    monkeypatch.syspath_prepend(code.parent)
+    own = importlib.import_module("own_corpus").Own
+    plain = build(tmp_path, train=[str(tmp_path / "a.txt")])
+    corpus = own(**{f.name: getattr(plain, f.name) for f in fields(Files) if f.init})
+    before = corpus.fingerprint("train")
+    assert corpus.fingerprint("train") == before
+    code.write_text(code.read_text() + "# other rules\n")
+    assert corpus.fingerprint("train") != before
 
 
 def test_a_given_split_is_taken_whole_and_the_other_drawn_as_before(tmp_path: Path) -> None:

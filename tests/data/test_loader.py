@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.loader import IGNORED, Ahead, Batch, Loader, batch_hash
+from data.loader import IGNORED, Ahead, Batch, Loader, batch_hash, epoch_starts
 from data.prepare import TokenSplit
 from errors import UserError
 
@@ -49,6 +49,24 @@ def test_an_epoch_takes_each_window_once(n: int, length: int, batch: int, seed: 
     for epoch in rows.view(epochs, windows, length + 1):
         inputs, targets = epoch[:, :-1].flatten(), epoch[:, 1:].flatten()
         assert len(inputs.unique()) == len(targets.unique()) == windows * length  # none twice
+
+
+@pytest.mark.parametrize(("seed", "epoch", "n", "length"), [(1, 0, 100, 7), (5, 3, 61, 8)])
+def test_the_order_is_the_one_that_runs_were_trained_in(
+    seed: int, epoch: int, n: int, length: int
+) -> None:
+    """The stream's first number says where the first window starts, the next ones order the windows."""
+    bits = np.random.PCG64(np.random.SeedSequence([seed, epoch]))
+    first, *keys = (int(bits.random_raw()) for _ in range(n // length + 1))
+    order = sorted(range(n // length), key=keys.__getitem__)
+    expected = [(first + window * length) % n for window in order]
+    assert epoch_starts(seed, epoch, n, length).tolist() == expected
+
+
+def test_a_batch_is_what_it_was() -> None:
+    split = stream([50, 70, 11])
+    assert batch_hash(loader(split).batch(7)) == "251a8de69b9721c6"
+    assert batch_hash(loader(split, document_mask=True).batch(7)) == "542b11568bf39a13"
 
 
 def test_epochs_differ_in_order_and_in_where_windows_start() -> None:

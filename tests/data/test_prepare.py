@@ -62,6 +62,20 @@ def test_documents_come_back_one_eos_after_each(tmp_path: Path, spec: BPE | Byte
     assert split.hash == hashlib.sha256(content).hexdigest()
 
 
+def test_each_tokenizer_of_a_text_is_kept_under_a_name_of_its_own(tmp_path: Path) -> None:
+    specs = [
+        Bytes(),
+        BPE(vocab_size=260, sample_bytes=None),
+        BPE(vocab_size=270, sample_bytes=None),
+        BPE(vocab_size=270, sample_bytes=300),
+    ]
+    corpus = build(tmp_path)
+    fresh = [spec.train(corpus.load("train")).hash for spec in specs]
+    assert len(set(fresh)) == len(specs)
+    for _ in range(2):  # made, then found
+        assert [prepare_tokenizer(corpus, spec).hash for spec in specs] == fresh
+
+
 def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
     corpus = build(tmp_path)
     state = json.loads(Bytes().train([])._text)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from data.corpora import CORPORA
 from data.prepare import count_words, prepare_split, prepare_tokenizer
 from data.tokenizer import Bytes
-from data.wikitext import WikiText, articles
+from data.wikitext import WikiText, articles, is_title
 from errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +41,25 @@ ARTICLES = {
     ],
     "Prototype filter": ["A cut @-@ off ", " = 1 rad / s and a nominal k = ", "1 ohm .", ""],
 }
+
+
+@pytest.mark.parametrize(
+    ("line", "title"),
+    [
+        (" = Title = ", True),
+        (" = E = MC² = ", True),
+        (" = = Section = = ", False),
+        (" = = Section = ", False),
+        (" = Section = = ", False),
+        (" = = ", False),
+        (" = = = ", False),
+        (" Title = ", False),
+        (" = Title ", False),
+        (" =Title= ", False),
+    ],
+)
+def test_a_title_stands_between_single_marks(line: str, title: bool) -> None:
+    assert is_title(line) is title and is_title(line + "\n") is title
 
 
 def rows(titles: list[str]) -> list[str]:

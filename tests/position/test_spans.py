@@ -19,6 +19,22 @@ def test_it_is_the_formula(settings, check):
     assert result.ok, f"error {result.error:.2e}"
 
 
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_long_document_moves_no_factor_of_its_neighbour(drawn):
+    """Where a span holds the end of one and the start of the next, 200 and 0 tokens from their starts."""
+    model = by_name("xpos", scale_base=1).build(torch.float32)
+    x = torch.randint(61, (2, 300), generator=torch.Generator().manual_seed(0))
+    segments = torch.stack([torch.arange(300) >= border for border in (200, 77)]).long()
+    pos = torch.cat((torch.arange(200), torch.arange(100))) if drawn else None
+    packed = model.features(x, pos=pos, segments=segments)
+    for row, border in enumerate((200, 77)):
+        for part in (slice(0, border), slice(border, 300)):
+            own = None if pos is None else pos[part]
+            alone = model.features(x[row : row + 1, part], pos=own)
+            if pos is None or row == 0:
+                assert gap(packed[row : row + 1, part], alone) < 2e-5
+
+
 def test_a_float16_query_has_factors_that_fit():
     model = by_name("xpos", scale_base=4).build(torch.float32)
     x = torch.arange(61)[None]

@@ -77,7 +77,7 @@ def scheme_of(name: str):
     return model.positions[0]
 
 
-@pytest.mark.parametrize(("scheme", "name"), STARTS, ids=":".join)
+@pytest.mark.parametrize(("scheme", "name"), STARTS, ids=map(":".join, STARTS))
 def test_a_learned_number_starts_as_published(scheme: str, name: str) -> None:
     meaning, start = STARTS[scheme, name]
     start(meaning(scheme_of(scheme).get_parameter(name).detach()))
