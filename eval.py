@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from configs.check import LONGEST, build, within
 from configs.cli import command
+from configs.refusals import plain
 from configs.schema import EvalConfig, TrainConfig
 from errors import UserError
 from revision import revision
@@ -33,13 +34,13 @@ if TYPE_CHECKING:
     from training.tracker import NoTracker
 
 
-SOURCES = ("eval.py", "model", "data", "training", "evaluation")  # what makes the numbers
+SOURCES = ("eval.py", "model", "data", "runs", "training", "evaluation")  # what makes the numbers
 
 
 def evaluate(config: EvalConfig, given: list[str], world: World) -> None:
-    from training import run
+    from runs.find import find_runs
 
-    for folder in world.share(lambda: run.locate_all(config.run)):
+    for folder in world.share(lambda: find_runs(config.run)):
         evaluate_run(folder, config, given, world)
 
 
@@ -51,6 +52,7 @@ def evaluate_run(folder: Path, config: EvalConfig, given: list[str], world: Worl
     from evaluation import results
     from evaluation.header import header, unusual
     from evaluation.terminal import show_rows
+    from runs.find import outside
     from training import checkpoint, run
     from training.precision import Precision
     from training.rescale import evaluated_position, label
@@ -63,17 +65,19 @@ def evaluate_run(folder: Path, config: EvalConfig, given: list[str], world: Worl
     precision = Precision.choose(config.precision, device)
     position = evaluated_position(trained, config.position, given)
     name = label(trained.position, position, given, unusual(config, precision.name))
-    settings = config.tracker if "tracker" in given else {**trained.tracker, **config.tracker}
-    tracker = build("tracker", TRACKERS, settings)
+    tracker = build("tracker", TRACKERS, own_tracker(config.tracker, trained.tracker, given))
+    data = {**trained.data, **config.data}
 
     model = run.build_model(dataclasses.replace(trained, position=position), tokenizer.vocab_size)
     checkpoint.load_weights(model, path)
     model = model.to(device).eval()
-    corpus = build("data", CORPORA, trained.data)
+    corpus = build("data", CORPORA, data)
     if config.eval.bos and corpus.document_mask:
         raise UserError(
             f"eval.bos=true: {folder} was trained with data.document_mask=true, no document began with end-of-text"
         )
+    if away := outside(data.values()):
+        print(f"{folder} names paths outside the working directory: {plain(', '.join(away))}")
     split = world.first(lambda: prepare_split(corpus, config.split, tokenizer))
     world.same(f"the text in data.{config.split}", split.hash)
     about = header(
@@ -103,6 +107,18 @@ def evaluate_run(folder: Path, config: EvalConfig, given: list[str], world: Worl
         for line in tracker.notes:
             print(line)
         print(f"done: {file}\nnext: python compare.py 'runs=[outputs/*/*]'")
+
+
+def own_tracker(asked: dict[str, Any], run: dict[str, Any], given: list[str]) -> dict[str, Any]:
+    """The tracker of who evaluates. A run, perhaps somebody else's, may keep it offline or off, and no more."""
+    if any(key.split(".")[0] == "tracker" for key in given):
+        return asked
+    if run.get("name") == "none":
+        return {"name": "none"}
+    theirs = [f"tracker.{k}={run[k]}" for k in ("project", "entity") if run.get(k) != asked.get(k)]
+    if theirs:
+        print(f"tracked in your own project; the run's is {plain(' '.join(theirs))}")
+    return asked | {"mode": run["mode"]} if run.get("mode") in ("offline", "disabled") else asked
 
 
 def track(

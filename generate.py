@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from typing import TYPE_CHECKING
 
 from configs.check import LONGEST, within
@@ -22,16 +23,23 @@ if TYPE_CHECKING:
     from model.transformer import Transformer
 
 
+NOT_ONE_PASS = (
+    "what it keeps of a token was computed when the text was shorter, so one pass over the whole"
+    " text (as eval.py makes) gives other probabilities"
+)
+
+
 def generate(config: GenerateConfig, given: list[str]) -> None:
     import torch
 
+    from runs.find import find_run
     from training import checkpoint, run
     from training.positions import HELD_OUT, draw
     from training.precision import Precision, choose_device
     from training.rescale import evaluated_position
 
     check(config)
-    folder = run.locate(config.run)
+    folder = find_run(config.run)
     path = checkpoint.find(folder, config.checkpoint)
     trained, tokenizer = run.open_checkpoint(folder, path)
     device = choose_device(config.device)
@@ -61,7 +69,27 @@ def generate(config: GenerateConfig, given: list[str]) -> None:
             eos=tokenizer.eos,
             generator=torch.Generator().manual_seed(config.seed),
         )
-    print(config.prompt + tokenizer.decode([i for i in ids if i != tokenizer.eos]))
+    if differs_from_one_pass(model, len(prompt), len(ids)):
+        print(
+            f"note: {position['name']} turns a text by its length: {NOT_ONE_PASS}", file=sys.stderr
+        )
+    written = config.prompt + tokenizer.decode([i for i in ids if i != tokenizer.eos])
+    print(printable(written, sys.stdout.encoding))
+
+
+def printable(text: str, encoding: str) -> str:
+    """The text with an escape for what a terminal of that encoding cannot show, or would obey (ESC, CR, ...)."""
+    shown = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+    return shown.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def differs_from_one_pass(model: Transformer, prompt: int, new: int) -> bool:
+    """Whether a pass over the whole text would give other probabilities than decoding did.
+
+    prompt, new: tokens given at first, and tokens decoded from them, one pass each.
+    """
+    read = prompt + new - 1
+    return new > 1 and any(position.varies_at(read) for position in model.positions[:-1])
 
 
 def check(config: GenerateConfig) -> None:

@@ -16,6 +16,15 @@ def digest(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def read_bounded(path: str | Path, most: int) -> bytes:
+    """A file's content; ValueError where it has more than `most` bytes."""
+    with open(path, "rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return content
+
+
 def flush(path: Path) -> None:
     """Through to the disk: a file's content, or the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -53,6 +62,7 @@ def replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(draft, path)
+            flush(path.parent)
     finally:
         draft.unlink(missing_ok=True)
 

@@ -46,6 +46,7 @@ def train(config: TrainConfig, given: list[str], world: World) -> None:
 
 def train_run(opened: Opened, world: World, stop: Stop, held: ExitStack) -> None:
     from data.loader import Ahead
+    from runs.find import override
     from training import cost, run
     from training.feed import open_feed
     from training.guard import Guard
@@ -108,8 +109,10 @@ def train_run(opened: Opened, world: World, stop: Stop, held: ExitStack) -> None
     for line in tracker.notes[told:]:
         print(line)
     if state.step < steps:
-        stop.leave(f"saved at step {state.step}\nnext: python train.py resume={folder}")
-    print(f"done: {folder}\nnext: python eval.py run={folder}", flush=True)
+        stop.leave(
+            f"saved at step {state.step}\nnext: python train.py {override('resume', folder)}"
+        )
+    print(f"done: {folder}\nnext: python eval.py {override('run', folder)}", flush=True)
     stop.leave("it came as the run was complete")
 
 
@@ -169,10 +172,7 @@ class Loop:
         self.saver.newest = self.world.share(lambda: self.saver.save(self.state))
 
     def step(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, float]:
-        """One step of the optimizer: mean loss (nats per token), norm of the gradient, learning rate.
-
-        Parts and ranks are equal in size: the mean of their means is the mean over all tokens.
-        """
+        """One step of the optimizer: mean loss (nats per token), norm of the gradient, learning rate."""
         from torch.nn.utils import clip_grad_norm_
 
         from training.optim import learning_rate
@@ -183,18 +183,17 @@ class Loop:
         lr = learning_rate(self.state.step, settings.steps, optim)
         for group in optimizer.param_groups:
             group["lr"] = lr
-        n, device, losses = settings.accumulate, self.precision.device, []
-        batch = batch.to(device)
+        device, losses = self.precision.device, []
+        parts = batch.chunk(settings.accumulate)
         reach = settings.position_range
         pos = draw(reach, self.config.context_length, self.config.seed, self.state.step)
         pos = None if pos is None else pos.to(device, non_blocking=True)
-        parts = batch.tokens.chunk(n)
-        masks = [None] * n if batch.segments is None else batch.segments.chunk(n)
-        for i, (tokens, segments) in enumerate(zip(parts, masks, strict=True)):
-            inputs, targets = tokens[:, :-1], tokens[:, 1:]
-            with self.world.part(model, last=i == n - 1):
+        for part, share in zip(parts, shares(parts, self.world), strict=True):
+            part = part.to(device)
+            inputs, targets, documents = part.inputs, part.targets, part.documents
+            with self.world.part(model, last=len(losses) == len(parts) - 1):
                 with self.precision.autocast():
-                    loss = model(inputs, targets, mean=True, segments=segments, pos=pos) / n
+                    loss = model(inputs, targets, mean=True, segments=documents, pos=pos) / share
                 scaler.scale(loss).backward()
             losses.append(loss.detach())
         loss = self.world.mean(sum(losses[1:], losses[0]))
@@ -206,6 +205,17 @@ class Loop:
         scaler.update()
         optimizer.zero_grad()
         return loss, norm, lr
+
+
+def shares(parts: list[Batch], world: World) -> list[float]:
+    """What divides the mean loss of each part, so that the mean over ranks of their sum is the mean over all
+    targets of the step: len(parts), unless borders of documents leave fewer targets in some than in others.
+    """
+    if parts[0].segments is None:
+        return [len(parts)] * len(parts)
+    counts = [int((part.targets >= 0).sum()) for part in parts]
+    total = world.total(sum(counts))[0] / world.size
+    return [total / count for count in counts]
 
 
 main = command("train", TrainConfig, train)

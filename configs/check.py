@@ -11,6 +11,7 @@ checkpoint says.)
 import dataclasses
 import difflib
 import inspect
+import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -71,6 +72,22 @@ def made(schema: type, values: Any, prefix: str = "") -> Any:
     return schema(**arguments)
 
 
+def refuse_odd(key: str, value: Any) -> None:
+    """UserError for what no setting can be: a number that is none or overflows, a text that no file can hold."""
+    if isinstance(value, Mapping | list):
+        parts = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for name, part in parts:
+            refuse_odd(f"{key}.{name}", part)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{key}={value} must be a finite number")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise UserError(f"{key} is too large a number")
+    if isinstance(value, str) and (
+        "\0" in value or value != value.encode("utf-8", "ignore").decode()
+    ):
+        raise UserError(f"{key}={value!r} must be text in UTF-8, without NUL")
+
+
 def within(key: str, value: float, low: float, high: float) -> None:
     """UserError unless low <= value <= high. `high` is where a number stops being meant or breaks a number format."""
     if not low <= value <= high:
@@ -109,9 +126,9 @@ def fit(key: str, value: Any, kind: Any) -> Any:
                 return fit(key, value, choice)
             except UserError:
                 continue
-    quoted = (
-        f": quote it, '{key}=\"{value}\"'" if str in (kind, *arguments) and is_number(value) else ""
-    )
+    inside = 'in a list ["..."]' if key.endswith("]") else f"'{key}=\"...\"'"
+    wants_text = is_number(value) and str in (kind, *arguments)
+    quoted = f": put it in quotes, {inside}" if wants_text else ""
     raise UserError(f"{key}={value} must be {spelled(kind)}{quoted}")
 
 

@@ -8,26 +8,29 @@ line and exit code 1, and a command that was refused leaves no folder behind.
 """
 
 import dataclasses
-import math
+import inspect
 import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from configs.check import made, nearest
-from configs.refusals import given_keys, naming, reason, spoken
-from configs.schema import TrainConfig
+from configs.check import made, nearest, refuse_odd
+from configs.refusals import given_keys, naming, plain, reason, spoken
+from configs.schema import EvalConfig, TrainConfig
 from errors import UserError
+from runs.find import in_quotes
 from storage import drop_empty
 from training.distributed import World
 from training.ranks import launched
@@ -107,7 +110,11 @@ def command(name: str, schema: type, run: Run) -> Callable[[], None]:
 
 def one_line(message: Warning | str, kind: type[Warning], file: str, line: int, _=None) -> str:
     """A warning of ours as a person reads it; others keep the place that they come from."""
-    return f"warning: {message}\n" if kind is UserWarning else f"{file}:{line}: {message}\n"
+    return (
+        f"warning: {plain(str(message))}\n"
+        if kind is UserWarning
+        else f"{file}:{line}: {message}\n"
+    )
 
 
 def alone(run: Callable[[Any, list[str]], None]) -> Run:
@@ -146,14 +153,60 @@ def opened(argument: str, schema: type) -> str:
     if not equals or not root.isidentifier() or root == "hydra":
         return argument
     theirs = {f.name for f in dataclasses.fields(TrainConfig)}
-    if root in theirs - {f.name for f in dataclasses.fields(schema)}:
+    own = {f.name for f in dataclasses.fields(schema)}
+    trained_text = schema is EvalConfig and root == "data" and key.lstrip("+") != "data.cache_dir"
+    if root in theirs - own or trained_text:
         raise UserError(
             f"{key} belongs to the trained run and cannot be changed here: leave it out"
         )
+    if is_text(key.lstrip("+~"), value, schema):
+        argument = f"{key}={as_text(value, sweeps=schema is TrainConfig)}"
     if key.lstrip("+") in {folder.name for folder in CONFIGS.iterdir() if folder.is_dir()}:
         check_option(key, value)
         return argument
     return argument if key[0] in "+~" else f"++{argument}"
+
+
+def is_text(key: str, value: str, schema: type) -> bool:
+    """Whether the value of a dotted key is one text, as far as types say so; a list or a path is one without [."""
+    root, _, rest = key.partition(".")
+    kind = {field.name: field.type for field in dataclasses.fields(schema)}.get(root)
+    if rest and root in ("data", "tokenizer", "tracker"):
+        kinds = [*group_types(root, rest)]
+        return str in kinds and (set(kinds) == {str} or not value.startswith("["))
+    if kind == str | list[str]:
+        return not value.startswith("[")
+    return kind in (str, str | None)
+
+
+def group_types(group: str, key: str) -> Iterator[Any]:
+    """What the options of a group annotate the key with, `str | None` as str."""
+    from data.corpora import CORPORA
+    from data.tokenizer import TOKENIZERS
+    from training.tracker import TRACKERS
+
+    tables: dict[str, dict[str, Any]] = {
+        "data": CORPORA,
+        "tokenizer": TOKENIZERS,
+        "tracker": TRACKERS,
+    }
+    for option in tables[group].values():
+        if (found := inspect.signature(option, eval_str=True).parameters.get(key)) is not None:
+            yield str if found.annotation == str | None else found.annotation
+
+
+def as_text(value: str, sweeps: bool) -> str:
+    """A text as Hydra shall read it: what its grammar takes for a number, a list or an error, in quotes.
+
+    sweeps: whether `a,b` means two values.
+    """
+    try:
+        parsed = OverridesParser.create().parse_override(f"key={value}")
+        if parsed.is_sweep_override():
+            return value if sweeps else in_quotes(value)
+        return value if isinstance(parsed.value(), str | None) else in_quotes(value)
+    except HydraException:
+        return in_quotes(value)
 
 
 def check_option(group: str, value: str) -> None:
@@ -179,22 +232,6 @@ def typed(config: Any, schema: type) -> Any:
     for key, value in values.items():
         refuse_odd(str(key), value)
     return made(schema, values, "")
-
-
-def refuse_odd(key: str, value: Any) -> None:
-    """UserError for what no setting can be: a number that is none or overflows, a text that no file can hold."""
-    if isinstance(value, Mapping | list):
-        parts = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for name, part in parts:
-            refuse_odd(f"{key}.{name}", part)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{key}={value} must be a finite number")
-    if isinstance(value, int) and abs(value) >= 2**63:
-        raise UserError(f"{key} is too large a number")
-    if isinstance(value, str) and (
-        "\0" in value or value != value.encode("utf-8", "ignore").decode()
-    ):
-        raise UserError(f"{key}={value!r} must be text in UTF-8, without NUL")
 
 
 def free_folder(path: str) -> str:

@@ -51,6 +51,8 @@ def spoken(error: BaseException) -> str:
 
 def naming(overrides: list[str], line: str) -> str:
     """The line, with the overrides behind it where it names the key of none."""
+    if not overrides:
+        return line
     keys = given_keys(overrides)
     roots = [re.escape(key.split(".")[0].split("@")[0]) for key in keys]
     if any(root and re.search(rf"\b{root}\b", line) for root in roots):

@@ -117,8 +117,9 @@ class EvalConfig:
     device: str
     precision: str
     eval: EvalSettings
+    tracker: dict[str, Any]
     position: dict[str, Any] = field(default_factory=dict)  # empty: as trained
-    tracker: dict[str, Any] = field(default_factory=dict)  # empty: the run's
+    data: dict[str, Any] = field(default_factory=dict)  # cache_dir alone: the rest is the run's
 
     def __post_init__(self) -> None:
         if not self.run:

@@ -65,6 +65,9 @@ class Corpus:
         """Each document of the split, as {"text", "name"}."""
         raise NotImplementedError  # every corpus has its own
 
+    def check(self) -> None:
+        """UserError where a document stands in two splits."""
+
     def sources(self, split: str) -> list:
         """All that `documents(split)` depends on besides its code, as JSON can say it."""
         raise NotImplementedError  # every corpus has its own

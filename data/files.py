@@ -3,23 +3,29 @@
 Text is taken as it is: line ends, NUL bytes and words that look like special tokens stay. Where
 `data.validation` or `data.test` is null, that split is drawn from `data.train` by a hash of each
 document's text, so that a document stays where it is whatever is added later, and copies of one
-document are never on both sides.
+document are never on both sides. Nor are they where splits are named: texts are compared once, and
+a document that stands in two splits is refused.
 """
 
 import glob
 import hashlib
 import json
+import os
+from codecs import BOM_UTF8
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from data.cache import cached
 from data.corpus import SPLITS, Corpus
+from data.corpus import digest as corpus_digest
 from errors import UserError
 from storage import digest
 
 
 def expand(key: str, patterns: list[str]) -> list[str]:
-    """The files that paths and globs name, each once, in the order of their names."""
+    """The files that paths and globs name, in the order of their names; each once, however it is named."""
     found: set[str] = set()
     for pattern in patterns:
         path = str(Path(pattern).expanduser())
@@ -27,16 +33,33 @@ def expand(key: str, patterns: list[str]) -> list[str]:
         if not files:
             raise UserError(f"{key}: there is no file '{pattern}'")
         found.update(files)
+    once: dict[tuple[int, int], str] = {}
     for file in sorted(found):
+        try:
+            once.setdefault(identity(file), file)
+        except OSError as error:  # a glob finds links that lead nowhere
+            link = f", a link to '{os.readlink(file)}'" if os.path.islink(file) else ""
+            raise UserError(f"{key}: '{file}'{link}: {error.strerror}; mend or remove it") from None
         if Path(file).is_dir():
             raise UserError(f"{key}: '{file}' is a folder; name its files: '{file}/**/*.txt'")
         if Path(file).suffix not in READERS:
             raise UserError(f"{key}: '{file}' is none of {', '.join(READERS)}")
-    return sorted(found)
+        if not Path(file).is_file():
+            raise UserError(f"{key}: '{file}' is no regular file")
+    return list(once.values())
+
+
+def identity(file: str) -> tuple[int, int]:
+    """The same for two names of one file, links of either kind."""
+    status = os.stat(file)
+    return status.st_dev, status.st_ino
 
 
 def decode(content: bytes, file: str, start: int = 0) -> str:
-    """`start`: where the content begins in the file, for the message."""
+    """`start`: where the content begins in the file; a mark of the byte order there is no text."""
+    if not start and content.startswith(BOM_UTF8):
+        start = len(BOM_UTF8)
+        content = content[start:]
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -51,7 +74,7 @@ def read_jsonl(file: str, field: str) -> Iterator[tuple[str, str]]:
     start = 0
     with open(file, "rb") as lines:  # bytes, where only \n ends a line and U+2029 does not
         for number, line in enumerate(lines, 1):
-            if line.strip():
+            if line.removeprefix(BOM_UTF8 if number == 1 else b"").strip():
                 name = f"{file}:{number}"
                 yield name, text_of(decode(line, file, start), name, field)
             start += len(line)
@@ -85,14 +108,14 @@ def read_parquet(file: str, field: str) -> Iterator[tuple[str, str]]:
 
     try:
         table = pq.ParquetFile(file)
-    except pa.ArrowInvalid as error:
-        raise UserError(f"{file}: not a parquet file: {str(error).splitlines()[0]}") from None
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{file}: not a parquet file: {first_line(error)}") from None
     names = table.schema_arrow.names
     if field not in names:
         raise UserError(f"{file}: no field data.text_field={field}; there are {', '.join(names)}")
     number = 0
-    for batch in table.iter_batches(columns=[field], batch_size=1000):
-        for value in batch.column(0):
+    for group in range(table.num_row_groups):
+        for value in read_group(table, group, field, file):
             number += 1
             try:
                 text = value.as_py()
@@ -101,6 +124,24 @@ def read_parquet(file: str, field: str) -> Iterator[tuple[str, str]]:
             if not isinstance(text, str):
                 raise UserError(f"{file}:{number}: field '{field}' is not a text: {text!r:.40}")
             yield f"{file}:{number}", text
+
+
+def read_group(table: Any, group: int, field: str, file: str) -> Iterator[Any]:
+    """The values of a row group, a thousand rows at a time."""
+    import pyarrow as pa
+
+    try:
+        for batch in table.iter_batches(columns=[field], batch_size=1000, row_groups=[group]):
+            yield from batch.column(0)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(
+            f"{file}: row group {group} of {table.num_row_groups} (counted from 0) is damaged:"
+            f" {first_line(error)}; fetch the file again"
+        ) from None
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 READERS = {".txt": read_text, ".md": read_text, ".jsonl": read_jsonl, ".parquet": read_parquet}
@@ -114,6 +155,7 @@ class Files(Corpus):
     text_field: str
     held_out: float
     split_seed: int
+    _checked: bool = field(default=False, init=False, repr=False)  # every file is hashed for it
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,12 +163,13 @@ class Files(Corpus):
             raise UserError("data.train names no file: data=files 'data.train=[corpus/*.txt]'")
         if not 0 < self.held_out < 0.5:
             raise UserError(f"data.held_out={self.held_out}: must lie between 0 and 0.5")
-        seen: dict[Path, str] = {}
+        seen: dict[tuple[int, int], tuple[str, str]] = {}
         for split in SPLITS:
             for file in expand(f"data.{split}", getattr(self, split) or []):
-                other = seen.setdefault(Path(file).resolve(), split)
+                other, name = seen.setdefault(identity(file), (split, file))
                 if other != split:
-                    raise UserError(f"data.{split}: '{file}' is in data.{other} too")
+                    named = "" if name == file else f", as '{name}'"
+                    raise UserError(f"data.{split}: '{file}' is in data.{other} too{named}")
 
     def drawn_for(self, text: str) -> str:
         """The split that a document of data.train belongs to."""
@@ -137,6 +180,38 @@ class Files(Corpus):
         if self.validation is None and self.held_out <= u < 2 * self.held_out:
             return "validation"
         return "train"
+
+    def check(self) -> None:
+        """UserError where a text stands in two of data.train, data.validation and data.test.
+
+        What data.train holds is compared whole, whichever split its documents are drawn for.
+        """
+        named = [split for split in SPLITS if getattr(self, split)]
+        if self._checked or len(named) < 2:
+            return
+        files = [[[file, digest(file)] for file in self._files(split)] for split in named]
+        key = corpus_digest("apart", Path(__file__).read_text(), self.text_field, named, files)
+        cached(self.cache_dir, f"apart-{key[:16]}", lambda _: self._compare(named), lambda _: None)
+        self._checked = True
+
+    def _compare(self, named: list[str]) -> None:
+        held_out: dict[bytes, tuple[str, str]] = {}
+        for split in [s for s in named if s != "train"] + ["train"]:  # the largest is not kept
+            for name, text in self._read(split):
+                sha256 = hashlib.sha256(text.encode()).digest()
+                other, place = held_out.get(sha256, (split, name))
+                if other != split:
+                    raise UserError(
+                        f"data.{other}: '{place}' and '{name}' of data.{split} are the same text: take it"
+                        " out of one of them"
+                    )
+                if split != "train" and text:
+                    held_out[sha256] = split, name
+
+    def _read(self, split: str) -> Iterator[tuple[str, str]]:
+        """Name and text of each document in the split's files."""
+        for file in self._files(split):
+            yield from READERS[Path(file).suffix](file, self.text_field)
 
     def _is_drawn(self, split: str) -> bool:
         return split == "train" or getattr(self, split) is None
@@ -153,12 +228,11 @@ class Files(Corpus):
 
     def documents(self, split: str) -> Iterator[dict[str, str]]:
         seen = kept = 0
-        for file in self._files(split):
-            for name, text in READERS[Path(file).suffix](file, self.text_field):
-                seen += 1
-                if not self._is_drawn(split) or self.drawn_for(text) == split:
-                    kept += 1
-                    yield {"text": text, "name": name}
+        for name, text in self._read(split):
+            seen += 1
+            if not self._is_drawn(split) or self.drawn_for(text) == split:
+                kept += 1
+                yield {"text": text, "name": name}
         if not seen:
             raise UserError(f"data.{split}: there is no document in its files")
         if not kept:

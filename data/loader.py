@@ -8,6 +8,7 @@ of the next. Batches depend neither on the number of processes nor on anything o
 """
 
 import hashlib
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +20,8 @@ from torch import Tensor
 from data.prepare import TokenSplit
 from errors import UserError
 
+IGNORED = -100  # no target: PyTorch's ignore_index, so what the model leaves out, too
+
 
 @dataclass
 class Batch:
@@ -27,8 +30,30 @@ class Batch:
     An EOS belongs to the document that it ends. Positions follow from the segments in the model.
     """
 
-    tokens: Tensor  # (B, T + 1) int64: inputs [:, :-1], targets [:, 1:]
-    segments: Tensor | None  # (B, T) int64
+    tokens: Tensor  # (B, T + 1) int64
+    segments: Tensor | None  # (B, T + 1) int64
+
+    @property
+    def inputs(self) -> Tensor:
+        return self.tokens[:, :-1]
+
+    @property
+    def targets(self) -> Tensor:
+        """The token after each input, IGNORED where it begins another document: nothing tells it."""
+        targets = self.tokens[:, 1:]
+        if self.segments is None:
+            return targets
+        return targets.masked_fill(self.segments[:, 1:] != self.segments[:, :-1], IGNORED)
+
+    @property
+    def documents(self) -> Tensor | None:
+        """(B, T): the inputs' part of the segments."""
+        return None if self.segments is None else self.segments[:, :-1]
+
+    def chunk(self, parts: int) -> "list[Batch]":
+        """So many equal parts of the rows."""
+        masks = [None] * parts if self.segments is None else self.segments.chunk(parts)
+        return [Batch(*part) for part in zip(self.tokens.chunk(parts), masks, strict=True)]
 
     def to(self, device: torch.device) -> "Batch":
         """On a device, which is not waited for."""
@@ -79,6 +104,11 @@ class Loader:
                 f"context_length={context_length} needs {context_length + 1} tokens and the text "
                 f"has {n_tokens}: use a shorter context_length or more text"
             )
+        if document_mask and context_length < 2:
+            raise UserError(
+                f"data.document_mask=true needs a context_length of at least 2, not {context_length}:"
+                " a window of an end-of-text token alone would have nothing to learn"
+            )
         if batch_size % world:
             raise UserError(f"train.batch_size={batch_size}: must divide by {world} processes")
         self.split = split
@@ -90,20 +120,22 @@ class Loader:
 
     def batch(self, step: int) -> Batch:
         """This process's rows of the global batch of a step."""
-        return self._read(step, self.rows)
+        return self.samples([step * self.batch_size + row for row in self.rows])
 
     def whole(self, step: int) -> Batch:
         """The global batch of a step."""
-        return self._read(step, range(self.batch_size))
+        first = step * self.batch_size
+        return self.samples(range(first, first + self.batch_size))
 
-    def _read(self, step: int, rows: range) -> Batch:
+    def samples(self, numbers: Sequence[int]) -> Batch:
+        """These samples, counted from the first of the first epoch."""
         tokens, offsets = self.split.tokens, self.split.offsets
-        starts = np.array([self._start(step * self.batch_size + row) for row in rows])
+        starts = np.array([self._start(sample) for sample in numbers])
         at = (starts[:, None] + np.arange(self.context_length + 1)) % len(tokens)  # (B, T + 1)
         window = torch.from_numpy(tokens[at].astype(np.int64))
         if not self.document_mask:
             return Batch(window, None)
-        begins = offsets[np.searchsorted(offsets, at)][:, :-1] == at[:, :-1]  # (B, T)
+        begins = offsets[np.searchsorted(offsets, at)] == at  # (B, T + 1)
         begins[:, 0] = False
         return Batch(window, torch.from_numpy(np.cumsum(begins, axis=1)))
 

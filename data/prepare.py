@@ -21,7 +21,7 @@ from errors import UserError
 if TYPE_CHECKING:
     import datasets
 
-FORMAT = 1  # of the files, and of how text becomes tokens: raise it when either changes
+FORMAT = 2  # of the files, and of how text becomes tokens: raise it when either changes
 AT_ONCE = 64  # documents
 
 
@@ -50,6 +50,7 @@ class TokenSplit:
 def prepare_tokenizer(corpus: Corpus, spec: BPE | Bytes) -> Tokenizer:
     """Trained on the training split alone."""
     settings = [type(spec).__name__, asdict(spec)]
+    corpus.check()
     key = digest(FORMAT, tokenizers.__version__, corpus.fingerprint("train"), settings)
 
     def build(folder: Path) -> None:
@@ -64,6 +65,7 @@ def prepare_tokenizer(corpus: Corpus, spec: BPE | Bytes) -> Tokenizer:
 def prepare_split(corpus: Corpus, split: str, tokenizer: Tokenizer) -> TokenSplit:
     if split not in SPLITS:
         raise UserError(f"split={split}: must be one of {', '.join(SPLITS)}")
+    corpus.check()
     key = digest(FORMAT, tokenizers.__version__, corpus.fingerprint(split), tokenizer.hash)
 
     def build(folder: Path) -> None:

@@ -9,21 +9,42 @@ and only its id ends a document.
 import hashlib
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers
 
 from configs.check import within
 from errors import UserError
 
 EOS = "<|endoftext|>"
 PIECE = 1 << 16  # characters
-CUT = re.compile(r"\S(?= \S)")
+MOST = 1 << 18
+BLANK, SPACE = re.compile(r"\S(?= \S)"), re.compile(r"\S(?=[ \n])")
+AWKWARD = [  # texts that a tokenizer is likely to change
+    "  two\r\n\tend \n\n ",
+    "a\0b\x1c\x85\u2028\u2029c",
+    "e\u0301 \u00e9 ﬁ ½ Å ŝ ß İ",
+    "\ufeff x\u00a0\u3000y",
+    "it's 12,345.60 don't ENDS",
+    "".join(map(chr, range(0x250))),
+    "".join(map(chr, range(0x300, 0xD800, 61))),
+    "🐕👩‍🚀\U0010ffff\ue000",
+    EOS,
+    f"{EOS} {EOS}",
+    "▁Ġ ##x</w>Ċ",
+    "x" * 300 + " " * 300,
+    " lead",
+    "",
+]
 
 
 def byte_characters() -> list[str]:
@@ -34,16 +55,26 @@ def byte_characters() -> list[str]:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """The text in pieces of about 64K characters, encoded one by one as the whole would be.
+    """The text in pieces of 64K to 256K characters, encoded one by one as the whole would be.
 
     So a text may be of any length, and is encoded in parallel. The cut is before a single blank
-    between two words, where GPT-2's pattern always starts a new match.
+    between two words, or else before any blank or line end after a word, where GPT-2's pattern always
+    starts a new match. Only a text that has neither is cut somewhere.
     """
     start = 0
-    while cut := CUT.search(text, start + PIECE):
-        yield text[start : cut.end()]
-        start = cut.end()
+    while end := cut(text, start):
+        yield text[start:end]
+        start = end
     yield text[start:]
+
+
+def cut(text: str, start: int) -> int | None:
+    """Where the piece that begins there ends; None: with the text."""
+    found = BLANK.search(text, start + PIECE, start + 2 * PIECE)
+    found = found or SPACE.search(text, start + PIECE, start + MOST)
+    if found:
+        return found.end()
+    return start + MOST if len(text) > start + MOST else None
 
 
 class Tokenizer:
@@ -67,15 +98,21 @@ class Tokenizer:
     def load(cls, path: str | Path) -> "Tokenizer":
         try:
             text = Path(path).read_bytes().decode()
-            state = json.loads(text)
-            missing = {*byte_characters(), EOS} - state["model"]["vocab"].keys()
-            if missing or state["added_tokens"]:
-                raise ValueError("it must have all bytes, a plain <|endoftext|>, no added tokens")
-            return cls(text)
+            check_form(json.loads(text))
+            tokenizer = cls(text)
+            tokenizer.check_exact()
+            return tokenizer
         except FileNotFoundError:
             raise UserError(f"{path}: there is no such tokenizer file") from None
         except Exception as error:  # `tokenizers` raises plain Exception
             raise UserError(f"{path}: not a tokenizer of this program: {error}") from None
+
+    def check_exact(self) -> None:
+        """ValueError unless awkward texts come back from tokens of as many bytes: of none is the end of a document."""
+        for text, ids in zip(AWKWARD, self.encode_batch(AWKWARD), strict=True):
+            size = int(self.token_bytes[ids].sum())
+            if self.decode(ids.tolist()) != text or size != len(text.encode()):
+                raise ValueError(f"it does not give back {text!a:.40}")
 
     def save(self, path: str | Path) -> None:
         Path(path).write_bytes(self._text.encode())
@@ -97,6 +134,55 @@ class Tokenizer:
     def decode(self, ids: list[int]) -> str:
         """The exact text of an encoding. What is not UTF-8 becomes U+FFFD, an EOS is spelt."""
         return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def check_form(state: Any) -> None:
+    """ValueError unless the JSON is a byte-level BPE that changes nothing about a text, as ours are."""
+    model, words, decoder = state["model"], state["pre_tokenizer"], state["decoder"]
+    vocab, alphabet = model["vocab"], set(byte_characters())
+    plain = ("normalizer", "post_processor", "truncation", "padding", "added_tokens")
+    if any(state.get(key) for key in plain) or (alphabet | {EOS}) - vocab.keys():
+        raise ValueError(
+            f"it must have all bytes, a plain {EOS}, and no {', '.join(plain)}".replace("_", " ")
+        )
+    if {words["type"], decoder["type"]} != {"ByteLevel"}:
+        raise ValueError("its pre-tokenizer and decoder must be ByteLevel")
+    marks = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
+    if model["type"] != "BPE" or any(model.get(key) for key in marks):
+        raise ValueError("its model must be BPE, without dropout, prefix and suffix")
+    if sorted(vocab.values()) != list(range(len(vocab))):
+        raise ValueError("its tokens must be numbered 0, 1, 2, ...")
+    if any(not alphabet.issuperset(token) for token in vocab if token != EOS):
+        raise ValueError("its tokens must be made of bytes")
+
+
+def learned(texts: Iterable[str], vocab_size: int) -> models.Model:
+    """A BPE of the texts, learned by a process that ends with us or whenever we are asked to stop."""
+    program = str(Path(__file__).with_name("bpe.py"))
+    child = subprocess.Popen(
+        [sys.executable, "-P", program, str(vocab_size)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert child.stdin and child.stdout
+    try:
+        with suppress(BrokenPipeError):
+            for text in chain(texts, [None]):
+                child.stdin.write(json.dumps(text).encode() + b"\n")
+            child.stdin.flush()
+        answer = child.stdout.read()
+        if code := child.wait():
+            raise UserError(
+                f"learning the tokenizer ended with {code}, perhaps for want of memory:"
+                " tokenizer.sample_bytes=100000000 takes less of the text"
+            )
+        return tokenizers.Tokenizer.from_str(answer.decode()).model
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+        with suppress(BrokenPipeError):
+            child.stdin.close()
 
 
 def with_eos(model: models.Model, use_regex: bool) -> Tokenizer:
@@ -138,16 +224,9 @@ class BPE:
             raise UserError(f"tokenizer.sample_bytes={self.sample_bytes}: null, or more than 0")
 
     def train(self, documents: Iterable[Any]) -> Tokenizer:
-        learner = tokenizers.Tokenizer(models.BPE())
-        learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-        trainer = trainers.BpeTrainer(
-            vocab_size=self.vocab_size - 1,
-            initial_alphabet=byte_characters(),
-            show_progress=False,
-        )
         texts = sample(documents, self.sample_bytes)
-        learner.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer)
-        trained = with_eos(learner.model, use_regex=True)
+        model = learned((piece for text in texts for piece in pieces(text)), self.vocab_size - 1)
+        trained = with_eos(model, use_regex=True)
         if trained.vocab_size < self.vocab_size:
             raise UserError(
                 f"tokenizer.vocab_size={self.vocab_size}: the training text gives only "

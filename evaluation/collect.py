@@ -6,11 +6,10 @@ nothing but the seed. What is unusual: two runs are never averaged because they 
 and whatever speaks against putting two groups side by side is collected here in plain sentences.
 """
 
-import glob
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from typing import Any
 from errors import UserError
 from evaluation.protocols import Scores
 from evaluation.results import ONE_SET, Results, Row, load
+from runs.config import flat, load_config
+from runs.find import find_runs, is_pattern, override
 
 Record = dict[str, Any]
 # What may differ between two runs of one group: nothing here changes what a number means.
@@ -83,58 +84,34 @@ def find_folders(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
     A glob keeps folders with a config.yaml alone and passes over runs without results with a
     remark; a plain path must be a run that was evaluated.
     """
-    found: dict[Path, None] = {}
+    found: list[Path] = []
     waiting: list[Path] = []
     for pattern in patterns:
-        plain = Path(pattern).is_dir() or not glob.has_magic(pattern)
-        matches = (
-            [Path(pattern)] if plain else map(Path, sorted(glob.glob(pattern, recursive=True)))
-        )
-        runs = [folder for folder in matches if (folder / "config.yaml").is_file()]
-        if not runs:
-            what = "is no run folder (no config.yaml)" if plain else "matches no run folder"
-            raise UserError(f"runs: {pattern} {what}; train one: python train.py position=rope")
+        runs = find_runs([pattern], "runs")
         without = [folder for folder in runs if not any(folder.glob("eval/*.json"))]
-        if without and plain:
+        if without and not is_pattern(pattern):
             raise UserError(f"runs: {_unevaluated(without[0])}")
         waiting += without
-        found |= dict.fromkeys(folder for folder in runs if folder not in without)
+        found += [folder for folder in runs if folder not in without]
     if not found:
         raise UserError(f"runs: {_unevaluated(waiting[0])}" if waiting else "runs: name some runs")
-    return list(found), [f"Left out: {_unevaluated(folder)}" for folder in dict.fromkeys(waiting)]
+    remarks = [f"Left out: {_unevaluated(folder)}" for folder in dict.fromkeys(waiting)]
+    return list(dict.fromkeys(found)), remarks
 
 
 def _unevaluated(folder: Path) -> str:
-    path = str(folder)
-    if not re.fullmatch(r"[\w./-]+", path, re.ASCII):  # Hydra's grammar wants quotes for the rest
-        return f"""{path} has no results yet; type: python eval.py 'run="{path}"'"""
-    return f"{path} has no results yet; type: python eval.py run={path}"
+    return f"{folder} has no results yet; type: python eval.py {override('run', folder)}"
 
 
 def read_runs(folders: Sequence[Path], curve: Callable[[Path], list[Record]]) -> list[Run]:
     """Every result file of every folder; `curve` reads a folder's metrics.jsonl."""
-    from omegaconf import OmegaConf
-
     runs = []
     for folder in folders:
-        try:
-            config = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"), resolve=True)
-        except Exception as error:  # whatever a YAML file can be wrong in
-            reason = str(error).splitlines()[0]
-            raise UserError(f"{folder / 'config.yaml'} cannot be read: {reason}") from None
+        config = dict(flat(asdict(load_config(folder))))
         records = curve(folder)
         for path in sorted((folder / "eval").glob("*.json")):
-            runs.append(Run(folder, flat(config), records, load(path)))
+            runs.append(Run(folder, config, records, load(path)))
     return runs
-
-
-def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """{"model": {"d_model": 4}} -> {"model.d_model": 4}."""
-    if not isinstance(tree, dict) or not tree:
-        return {prefix[:-1]: tree}
-    return {
-        key: v for name, part in tree.items() for key, v in flat(part, f"{prefix}{name}.").items()
-    }
 
 
 def make_groups(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
@@ -167,7 +144,7 @@ def outgrown(groups: Sequence[Group]) -> list[str]:
         if newest > step and "checkpoint-" not in run.header["label"]:
             remarks.append(
                 f"{run.folder} was measured at step {step:,} and is at {newest:,} now; type: "
-                f"python eval.py run={run.folder}"
+                f"python eval.py {override('run', run.folder)}"
             )
     return list(dict.fromkeys(remarks))
 

@@ -57,8 +57,10 @@ def weighted(s: Subject) -> bool:
 
 
 def cached_otherwise(s: Subject) -> bool:
-    """A softmax scale that depends on the keys seen can go wrong with a cache by itself."""
-    return default(s) or s.softmax_scale == "log"
+    """What depends on the keys seen or on the length can go wrong with a cache by itself."""
+    model = s.model()
+    longest = any(position.varies_at(s.length) for position in model.positions)
+    return default(s) or longest or s.softmax_scale == "log"
 
 
 def stateful(s: Subject) -> bool:
@@ -94,17 +96,19 @@ CHECKS = [
     Check("score form, float32", forms.forms_float32, default),
     Check("score form, bfloat16", forms.forms_bfloat16, default),
     Check("score form, last rows", forms.last_rows, default),
+    Check("score form, whole blocks", forms.whole_blocks, default),
     Check("far clock", forms.far_clock, clocked),
     Check("far vectors", precision.far_vectors, moving),
     Check("far scores", precision.far_scores, biased),
     Check("65,536 distinct positions", precision.distinct, unlimited),
     Check("causality", properties.causality, default),
     Check("cache", properties.cache, cached_otherwise),
+    Check("cache, beyond the context", properties.cache_beyond, cached_otherwise),
     Check("batch neighbours", properties.neighbours, default),
     Check("call order", properties.call_order, default),
     Check("shift", properties.shift, properties.is_relative),
     Check("swap", properties.swap, every),
-    Check("documents", properties.documents_apart, default),
+    Check("documents", properties.documents_apart, every),
     Check("built on meta", properties.materialised, stateful),
     Check("paired weights", properties.paired_weights, default),
     Check("length limit", properties.limit, stateful),

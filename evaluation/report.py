@@ -27,6 +27,7 @@ from evaluation.formats import Table
 from evaluation.measures import ORDER, Section, make_sections
 from evaluation.page import Figure, Page, Part, render_html, render_markdown
 from evaluation.statistics import Claim
+from runs.find import override
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def make_report(
     sections = make_sections(groups, protocol, claims[claim])
     if not sections:
         raise UserError(
-            f"runs: {folders[0]} has empty results; type: python eval.py run={folders[0]}"
+            f"runs: {folders[0]} has empty results; type: python eval.py {override('run', folders[0])}"
         )
     warnings = obstacles(groups)
     page = Page(

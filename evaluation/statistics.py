@@ -1,41 +1,40 @@
 """How sure a number is: intervals over text, over seeds, and of paired differences.
 
-The unit of text is a run of about 1,024 neighbouring tokens of one document, since the losses of
-neighbours depend on each other. What is unusual is that each interval says what it generalises
-over. Of one checkpoint only the text can be resampled, so its interval is about that checkpoint;
-nothing here ever claims anything about a scheme from one seed. Several seeds read the same blocks,
-so seeds and blocks are crossed, not nested, and a claim is of one of two kinds:
+What is unusual is that each interval says what varies in it:
 
-* "this text" (the default): what would training with other seeds give on these very tokens? The
-  blocks are fixed, so their main effect is no error; what counts is seed/S + residual/(S B), and
-  its unbiased estimate is the mean square of seeds over S B with S - 1 degrees of freedom. This is
-  the t test over the S seed means: exact for normal seeds, at any S, for any dependence between
-  tokens. It is what the literature means by a paired test over seeds.
-* "text like it": other seeds and other blocks, both random: seed/S + block/B + residual/(S B). The
-  block part is estimated by moments, (MS_block - MS_residual)/(S B), and clipped at zero;
-  Satterthwaite's degrees of freedom. The standard error is never smaller, the degrees of freedom
-  may be more; approximate where few seeds and many blocks weigh about the same.
+* of one checkpoint, passages: blocks of about 1,024 neighbouring tokens are resampled within their documents. Nothing
+  else can vary with one checkpoint, so this says nothing about a scheme, which seeds would change, nor about other
+  documents.
+* "this text" (the default for several seeds), seeds: what would training with other seeds give on these very tokens?
+  The t test over the S seed means: exact for normal seeds, at any S, for any dependence between tokens. It is what
+  the literature means by a paired test over seeds.
+* "text like it", seeds and documents: other seeds, other documents. All seeds read the same documents, so that the
+  two are crossed, and the squares of two half-widths are added (Banerjee 1961; conservative whatever the two
+  variances are): that of "this text", and that of the mean over documents, averaged over the seeds. So it is never
+  the narrower claim, and never the one with the smaller p value. It needs two documents.
 
-seed + residual stay together as MS_seed: clipping the seed part on its own would only make the
-interval too wide. Blocks of different size: a block counts by its tokens. The analysis runs on B/N
-(sum of nats - mean * tokens) of each block, the linear part of the ratio sum/tokens (Cochran 1977,
-ch. 6), whose means over blocks are the token-weighted ones. `benchmarks/simulation.py` checks error
-rates and coverage of all of this.
+Documents count by their tokens: the mean is total nats / total tokens. With weights w (shares of the tokens) and
+document means y, the variance of that mean is estimated by sum(w^2) / (1 - sum(w^2)) * sum(w (y - mean)^2), unbiased
+where documents vary alike whatever their size, with Satterthwaite's degrees of freedom of that quadratic form; with
+equal sizes it is the t test over documents. `benchmarks/simulation.py` checks the coverage of all of this.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from scipy import stats
+from scipy import optimize, stats
 
 from errors import UserError
 from evaluation.protocols import Scores
 
 BLOCK = 1024
 RESAMPLES = 4000
-CHECKPOINT_UNIT = f"block of {BLOCK} tokens, this checkpoint only"
+MOST = -700.0  # logarithm of the smallest p value that is told from 0
+CHECKPOINT_UNIT = f"other passages of {BLOCK} tokens of these documents, this checkpoint only"
+LEVEL, POWER = 0.05, 0.8
 
 Claim = Literal["this text", "text like it"]
 Runs = Mapping[int, Scores]  # one scheme at one length: the scores of each seed
@@ -50,26 +49,30 @@ class Interval:
     high: float
     unit: str
     p_value: float | None = None  # two-sided, that the estimate's true value is zero
+    detectable: float | None = None  # nats: the smallest true value found with a power of POWER
 
 
 @dataclass(frozen=True)
-class BlockSums:
-    """Sums over the blocks of one target set: nats of S runs (S, B), tokens and document (B,)."""
+class Sums:
+    """Sums over the units of one target set: nats of S runs (S, U), tokens and document (U,)."""
 
     nats: np.ndarray
     tokens: np.ndarray
     document: np.ndarray
 
 
-def block_sums(runs: Sequence[Scores]) -> BlockSums:
-    """Raises UserError unless all runs scored the same tokens."""
+def unit_sums(runs: Sequence[Scores], block: int | None = None) -> Sums:
+    """Over blocks of so many neighbouring tokens, or over whole documents.
+
+    Raises UserError unless all runs scored the same tokens.
+    """
     first = runs[0]
     for run in runs[1:]:
         _same_targets(first, run)
-    label = first.document.astype(np.int64) << 32 | first.index // BLOCK
-    blocks, block = np.unique(label, return_inverse=True)
-    nats = np.stack([np.bincount(block, run.nats, len(blocks)) for run in runs])
-    return BlockSums(nats, np.bincount(block).astype(np.float64), blocks >> 32)
+    part = 0 if block is None else first.index // block
+    units, unit = np.unique(first.document.astype(np.int64) << 32 | part, return_inverse=True)
+    nats = np.stack([np.bincount(unit, run.nats, len(units)) for run in runs])
+    return Sums(nats, np.bincount(unit).astype(np.float64), units >> 32)
 
 
 def _same_targets(a: Scores, b: Scores) -> None:
@@ -82,7 +85,7 @@ def _same_targets(a: Scores, b: Scores) -> None:
 
 def block_interval(scores: Scores) -> Interval | None:
     """Loss of one checkpoint, no claim about a scheme; None where the text is a single block."""
-    sums = block_sums([scores])
+    sums = unit_sums([scores], BLOCK)
     if len(sums.tokens) < 2:
         return None
     loss = float(sums.nats.sum() / sums.tokens.sum())
@@ -123,52 +126,75 @@ def _strata(document: np.ndarray) -> np.ndarray:
     return np.where(alone, -1, strata)
 
 
-def crossed(
-    nats: np.ndarray, tokens: np.ndarray, text: Claim = "this text"
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean, standard error and degrees of freedom from sums of nats (..., S, B) and tokens (B,)."""
-    S, B = nats.shape[-2:]
-    mean = nats.sum((-2, -1)) / (S * tokens.sum())
-    x = (nats - mean[..., None, None] * tokens) * (B / tokens.sum())  # (..., S, B), mean zero
-    seed, block = x.mean(-1, keepdims=True), x.mean(-2, keepdims=True)
-    ms_seed = B * (seed**2).sum((-2, -1)) / (S - 1)
-    variance, df = ms_seed / (S * B), np.full(mean.shape, S - 1.0)
-    if text == "text like it" and B > 1:
-        ms_block = S * (block**2).sum((-2, -1)) / (B - 1)
-        ms_rest = ((x - seed - block) ** 2).sum((-2, -1)) / ((S - 1) * (B - 1))
-        total = ms_seed + ms_block - ms_rest
-        spread = ms_seed**2 + ms_block**2 * (S - 1) / (B - 1) + ms_rest**2 / (B - 1)
-        with np.errstate(invalid="ignore"):
-            satterthwaite = np.maximum(S - 1, (S - 1) * total**2 / spread)
-        found = ms_block > ms_rest  # else the block part is clipped at zero
-        variance = np.where(found, total / (S * B), variance)
-        df = np.where(found, satterthwaite, df)
-    return mean, np.sqrt(variance), df
+Part = tuple[Any, float]  # a variance of the mean, and its degrees of freedom
 
 
-def p_value(mean: np.ndarray, error: np.ndarray, df: np.ndarray) -> np.ndarray:
-    """Two-sided, of a true mean of zero; 1 where two schemes agree in every bit."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(mean == 0, 1.0, 2 * stats.t.sf(np.abs(mean) / error, df))
+def variances(nats: np.ndarray, tokens: np.ndarray, text: Claim) -> tuple[np.ndarray, list[Part]]:
+    """Mean and the variances that a claim adds up, from sums of nats (..., S, D) and tokens (D,)."""
+    S, share = nats.shape[-2], tokens / tokens.sum()
+    means = nats.sum(-1) / tokens.sum()  # (..., S)
+    mean, parts = means.mean(-1), [(means.var(-1, ddof=1) / S, S - 1.0)]
+    if text == "text like it":
+        squares = (share**2).sum()
+        spread = (share * (nats.mean(-2) / tokens - mean[..., None]) ** 2).sum(-1)
+        df = (1 - squares) ** 2 / (squares - 2 * (share**3).sum() + squares**2)
+        parts.append((spread * squares / (1 - squares), df))
+    return mean, parts
+
+
+def half_width(parts: Sequence[Part], level: float = LEVEL) -> np.ndarray:
+    """Half of the interval that misses the truth with probability `level`."""
+    return np.sqrt(sum(stats.t.isf(level / 2, df) ** 2 * variance for variance, df in parts))
+
+
+def p_value(mean: float, parts: Sequence[Part]) -> float:
+    """The level at which the interval just reaches zero; 1 where two schemes agree in every bit."""
+    if mean == 0:
+        return 1.0
+    reach = lambda log: float(half_width(parts, math.exp(log))) - abs(mean)  # noqa: E731
+    if reach(MOST) <= 0:
+        return 0.0
+    return math.exp(optimize.root_scalar(reach, bracket=(MOST, 0.0), xtol=1e-12).root)
+
+
+def detectable(parts: Sequence[Part]) -> float:
+    """The smallest true difference that a test at LEVEL finds with a power of POWER, were these its variances.
+
+    Of one variance by the definition of the t test's power; those of several are added as half-widths are.
+    """
+
+    def standard_errors(df: float) -> float:
+        critical = stats.t.isf(LEVEL / 2, df)
+        drawn = np.sqrt(stats.chi2.ppf((np.arange(10_000) + 0.5) / 10_000, df) / df)  # of the error
+
+        def lacking(d: float) -> float:
+            found = stats.norm.sf(critical * drawn - d) + stats.norm.cdf(-critical * drawn - d)
+            return POWER - float(found.mean())
+
+        return optimize.root_scalar(lacking, bracket=(0.0, 20 * critical)).root
+
+    return math.sqrt(sum(standard_errors(float(df)) ** 2 * float(v) for v, df in parts))
 
 
 def scheme_interval(runs: Runs, text: Claim = "this text") -> Interval | None:
     """Loss of a scheme over its seeds; None from one seed, which says nothing about a scheme.
 
-    None also where nothing was scored, as at a length that the scheme does not support.
+    None also where nothing was scored, as at a length that the scheme does not support, and for a
+    claim about text like it where all of the text is one document.
     """
     if len(runs) < 2:
         return None
-    sums = block_sums(list(runs.values()))
-    if not len(sums.tokens):
+    sums = unit_sums(list(runs.values()))
+    documents = len(sums.tokens)
+    if documents < (2 if text == "text like it" else 1):
         return None
-    mean, error, df = crossed(sums.nats, sums.tokens, text)
-    reach = stats.t.ppf(0.975, df) * error
+    mean, parts = variances(sums.nats, sums.tokens, text)
+    value, reach = float(mean), float(half_width(parts))
     unit = f"{len(runs)} seeds, {text}"
     if text == "text like it":
-        unit = f"{len(runs)} seeds x {len(sums.tokens)} blocks of {BLOCK} tokens, {text}"
-    p = float(p_value(mean, error, df))
-    return Interval(float(mean), float(mean - reach), float(mean + reach), unit, p)
+        unit = f"{len(runs)} seeds x {documents} documents, {text}"
+    p = p_value(value, parts)
+    return Interval(value, value - reach, value + reach, unit, p, detectable(parts))
 
 
 def paired_difference(a: Runs, b: Runs, text: Claim = "this text") -> Interval | None:
@@ -184,7 +210,7 @@ def paired_difference(a: Runs, b: Runs, text: Claim = "this text") -> Interval |
 def context_gain(crop: Runs, long: Runs, text: Claim = "this text") -> Interval | None:
     """Loss with the context cropped minus loss with the long one, same tokens: positive is a gain.
 
-    Of one seed, a block bootstrap about that checkpoint; of several, crossed. None without a shared
+    Of one seed, a block bootstrap about that checkpoint; of several, as `scheme_interval`. None without a shared
     seed.
     """
     gain = _difference(crop, long)

@@ -28,7 +28,9 @@ def show_rows(rows: Sequence[Row], trained_context: int) -> None:
         for row in mine:
             table.add_row(place(row), *cells(row, list(columns.values())))
         Console().print(table)
-    print("The intervals are about this checkpoint on this text, not about its position scheme.")
+    print(
+        "The intervals are about other passages of these documents, this checkpoint only: not about its scheme."
+    )
 
 
 def place(row: Row) -> str:

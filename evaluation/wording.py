@@ -91,10 +91,18 @@ def finding(section: Section, warnings: Sequence[str]) -> str:
         f"({best.name}), the next {number(exp(losses[1]))} ({second.name})."
     )
     against = {d.other: d for d in found if d.group == best.name}
+    known = [d.interval.detectable for d in against.values() if d.interval.detectable is not None]
+    power = (
+        f" Differences from {max(known):.3f} nats would be found in 80% of such comparisons."
+        if known
+        else ""
+    )
     if warnings:
         return text + " The runs are not comparable as they stand, so this compares no schemes."
     if len(against) < len(ranked) - 1:
         few = [g.name for g in ranked if len(g.runs) < 2]
+        if not few and section.claim == "text like it":
+            return text + " The text is a single document, which says nothing about text like it."
         who = f" of {', '.join(few)}" if few else " with shared seeds"
         return text + (
             f" There is one run{who}: this ranks trained models, not schemes. Two or more seeds of "
@@ -102,11 +110,15 @@ def finding(section: Section, warnings: Sequence[str]) -> str:
         )
     unclear = [name for name, d in against.items() if not d.clear]
     if unclear:
-        return text + f" Over the seeds that is not clearly better than {' or '.join(unclear)}."
+        return (
+            text
+            + f" Over the seeds that is not clearly better than {' or '.join(unclear)}."
+            + power
+        )
     seeds = min(len(best.runs.keys() & g.runs.keys()) for g in ranked[1:])
     return text + (
         f" {best.name} is ahead of every other scheme here: each difference, paired by seed and token "
-        f"over {seeds} seeds, is clear at the 5% level (Holm), on {section.claim}."
+        f"over {seeds} seeds, is clear at the 5% level (Holm), on {section.claim}.{power}"
     )
 
 

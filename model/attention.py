@@ -11,7 +11,7 @@ D head width.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -54,6 +54,26 @@ class Places:
         seen = index[..., -self.q_pos.shape[-1] :] + 1
         return (seen if window is None else seen.clamp(max=window)).float()
 
+    def lengths(self) -> Tensor:
+        """(B, Tk) int64: how many tokens the document of each key has."""
+        assert self.segments is not None
+        document = numbered(self.segments)
+        tokens = torch.zeros_like(document).scatter_add(1, document, torch.ones_like(document))
+        return tokens.gather(1, document)
+
+    def centred(self) -> "Places":
+        """Positions counted from the middle of each document's own queries."""
+        assert self.segments is not None
+        document, ends = numbered(self.segments), []
+        own = document[:, -self.q_pos.shape[-1] :]
+        q_pos = self.q_pos.expand_as(own)
+        for which in ("amin", "amax"):  # of a document without a query: 0, no key of it is seen
+            none = torch.zeros_like(document)
+            ends.append(none.scatter_reduce(1, own, q_pos, which, include_self=False))
+        middle = (ends[0] + ends[1]) // 2
+        k_pos = self.k_pos - middle.gather(1, document)
+        return replace(self, q_pos=q_pos - middle.gather(1, own), k_pos=k_pos)
+
     def of_last(self, queries: int | None) -> "Places":
         """For the last queries alone, None for all, and all keys."""
         n = self.q_pos.shape[-1]
@@ -73,11 +93,21 @@ class Places:
         return Places(q_pos, k_pos, segments, self.window, self.consecutive)
 
 
-def restarted(index: Tensor, segments: Tensor) -> Tensor:
-    """Positions (B, T) that count from 0 in each document; index (T,), segments (B, T)."""
+def begins(segments: Tensor) -> Tensor:
+    """(B, T) bool: a document's first token, for document numbers (B, T)."""
     new = torch.ones_like(segments, dtype=torch.bool)
     new[:, 1:] = segments[:, 1:] != segments[:, :-1]
-    return index - torch.where(new, index, 0).cummax(dim=-1).values
+    return new
+
+
+def restarted(index: Tensor, segments: Tensor) -> Tensor:
+    """Positions (B, T) that count from 0 in each document; index (T,), segments (B, T)."""
+    return index - torch.where(begins(segments), index, 0).cummax(dim=-1).values
+
+
+def numbered(segments: Tensor) -> Tensor:
+    """(B, T) int64: 0 for a row's first document, then 1, 2, ..."""
+    return begins(segments).cumsum(dim=-1) - 1
 
 
 def turn_and_attend(
@@ -92,11 +122,15 @@ def turn_and_attend(
     """`attend` after the scheme turned queries and keys, with as many queries as it takes at once."""
     Tq, Tk = q.shape[2], k.shape[2]
     span, y = position.span or Tq, []
+    apart = places.segments is not None  # what a scheme is told is a document's own
+    length = places.lengths() if apart and position.varies_at(Tk) else places.length
     for a in reversed(range(0, Tq, span)):
         b = min(a + span, Tq)
         end = Tk - Tq + b
         part = places.part(a, b)
-        turned = position.rotate(q[:, :, a:b], k[:, :, :end], part.q_pos, part.k_pos, places.length)
+        near = part.centred() if apart and position.span else part
+        so_far = length[:, :end] if isinstance(length, Tensor) else length
+        turned = position.rotate(q[:, :, a:b], k[:, :, :end], near.q_pos, near.k_pos, so_far)
         reading = None if clock is None else clock.part(0, end)
         y.append(attend(*turned, v[:, :, :end], position, reading, part, scale))
     return torch.cat(y[::-1], dim=2)

@@ -32,8 +32,13 @@ class RMSNorm(nn.RMSNorm):
 
 
 def mean_nats(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Mean of -log softmax(weight x)[target] over x (N, C) and targets (N,), with weight (V, C)."""
+    """Mean of -log softmax(weight x)[target] over x (N, C) and targets (N,), with weight (V, C).
+
+    Where the target is -100 (PyTorch's ignore_index) a row does not count; one at least must.
+    """
     if by_hand(x, weight):
+        if not (counted := targets >= 0).all():
+            x, targets = x[counted], targets[counted]
         return MeanNatsByHand.apply(x, weight, targets)
     return F.cross_entropy(F.linear(x, weight).float(), targets)
 

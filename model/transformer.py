@@ -140,7 +140,7 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
     ) -> Tensor:
         """Logits (B, T, V) float32; with targets (B, K) nats (B, K) float32 of the last K positions,
-        or their mean, the loss to train on.
+        or their mean, the loss to train on. A target of -100 is none: 0 nats, not part of the mean.
 
         tokens (B, T); pos (T,) or (B, T), by default counting on from the cache, or from 0 in each
         document; segments (B, T) document numbers, where a token may see its own document alone;

@@ -55,6 +55,8 @@ VALUES = {  # by what Hydra reads them as
 def accepted(kind: Any) -> set[str]:
     """The kinds of VALUES that an annotation may allow: nothing is said of the others."""
     origin = typing.get_origin(kind)
+    if kind in (str, str | None):  # what is typed is the text
+        return set(VALUES) - ({"null"} if kind is str else set())
     if origin in (typing.Union, types.UnionType):
         return set[str]().union(*(accepted(a) for a in typing.get_args(kind)))
     if kind is Any:
@@ -73,6 +75,7 @@ def wrong_type(draw) -> Case:
     else:
         chosen = [f"{group}={option}"]
         keys = {f"{group}.{k}": a for k, a in settings_of(group, option).items()}
+    keys = {key: kind for key, kind in keys.items() if kind not in (str | None,)}  # takes anything
     if not keys:
         return draw(other_settings())
     key = draw(st.sampled_from(sorted(keys)))

@@ -103,4 +103,4 @@ def test_command_line(runs):
     assert done.stdout.endswith("index.html\n")
     failed = run(f"runs=[{runs}/runs/absent]")
     assert failed.returncode == 1 and "Traceback" not in failed.stderr
-    assert f"runs: {runs}/runs/absent is no run folder" in failed.stderr + failed.stdout
+    assert f"runs={runs}/runs/absent is no run folder" in failed.stderr + failed.stdout

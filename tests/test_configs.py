@@ -10,6 +10,7 @@ from conftest import ROOT, SMALL, command
 from configs.check import check
 from configs.schema import TrainConfig
 from errors import UserError
+from runs.config import load_config
 from training import run
 
 CONFIGS = ROOT / "configs"
@@ -142,7 +143,7 @@ def test_a_new_run_never_shares_a_folder(tmp_path, monkeypatch, corpus, capfd):
 
 def test_config_in_the_folder_is_the_whole_configuration(smoke):
     folder = smoke("rope")
-    config = run.load_config(folder)
+    config = load_config(folder)
     assert dataclasses.asdict(config) == yaml.safe_load((folder / "config.yaml").read_text())
     assert "${" not in (folder / "config.yaml").read_text()
 
@@ -160,8 +161,3 @@ def test_help_is_quick_and_needs_no_torch():
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.endswith("[]\n"), done.stderr
     assert "python train.py position=rope" in done.stdout
-
-
-def test_a_number_where_a_text_is_wanted_is_told_to_be_quoted(capfd):
-    assert command("generate", "prompt=1984") == 1
-    assert "prompt=1984 must be a text: quote it, 'prompt=\"1984\"'" in capfd.readouterr().err

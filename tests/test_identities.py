@@ -14,6 +14,7 @@ from data.corpora import CORPORA
 from data.prepare import prepare_split
 from data.tokenizer import Tokenizer
 from evaluation import results
+from runs.config import load_config
 from tests.evaluated import PROTOCOLS, SAME, by_length, evaluate
 from training import checkpoint, run
 from training.optim import build_optimizer
@@ -116,7 +117,7 @@ def test_words_are_those_of_the_text_where_a_corpus_has_words(fresh, monkeypatch
     assert {r["words"] for r in evaluate(folder, *quick)["rows"]} == {None}
     shutil.rmtree(folder / "eval")
     monkeypatch.setattr(CORPORA["files"], "words", True)
-    (pattern,) = run.load_config(folder).data["test"]
+    (pattern,) = load_config(folder).data["test"]
     words = sum(len(Path(file).read_text().split()) for file in glob(pattern))
     for row in evaluate(folder, *quick)["rows"]:
         if row["protocol"] in ("non_overlapping", "sliding"):
@@ -129,7 +130,7 @@ def test_words_are_those_of_the_text_where_a_corpus_has_words(fresh, monkeypatch
 def test_token_counts_add_up(fresh):
     folder = fresh("rope")
     result = evaluate(folder, PROTOCOLS, "lengths=[32,64]")
-    config = run.load_config(folder)
+    config = load_config(folder)
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
     settings = {k: v for k, v in config.data.items() if k != "name"}
     split = prepare_split(CORPORA["files"](**settings), "test", tokenizer)

@@ -7,15 +7,23 @@ is attacked without anybody writing a test for it. The same cases come every tim
 more: pytest tests/test_overrides.py --hypothesis-profile=hunt -s
 """
 
+import dataclasses
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from conftest import command
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from malformed import malformed
 from malformed_elsewhere import malformed_elsewhere
 from well_formed import well_formed
+
+from configs import cli
+from configs.schema import TrainConfig
+from runs.find import in_quotes
 
 HUNT = settings.get_current_profile_name() == "hunt"
 
@@ -155,5 +163,31 @@ def test_a_run_may_lie_in_a_folder_of_any_name(name, smoke, tmp_path, monkeypatc
     place.parent.mkdir(exist_ok=True)
     place.symlink_to(smoke("rope"))
     monkeypatch.chdir(tmp_path)
+    capfd.readouterr()
     assert command("generate", f'run="{name}"', "prompt=shin", "tokens=3") == 0
     assert capfd.readouterr().out.startswith("shin")
+
+
+@pytest.mark.parametrize("value", ["12e5", "007", "1_000", "true", "[x", "a: b", "0x1f"])
+@pytest.mark.parametrize("key", ["tracker.group", "tracker.project", "data.text_field", "device"])
+def test_what_is_a_text_is_what_was_typed(key, value, monkeypatch):
+    """As a list cannot be: there, what to type is said."""
+    seen = []
+    run = lambda config, given, world: seen.append(config)  # noqa: E731
+    monkeypatch.setattr(sys, "argv", ["train.py", "data=files", f"{key}={value}"])
+    cli.command("train", TrainConfig, run)()
+    config = dataclasses.asdict(seen[0])
+    group, _, name = key.partition(".")
+    assert (config[group][name] if name else config[group]) == value
+
+
+def test_a_list_of_texts_says_how_to_quote(corpus, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    refused("train", [*corpus, "tracker.tags=[12e5]"], r'in quotes, in a list ["..."]', capfd)
+
+
+@settings(max_examples=200, derandomize=True, deadline=None, database=None)
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20))
+def test_quotes_hold_any_text(text):
+    parsed = OverridesParser.create().parse_override(f"key={in_quotes(text)}").value()
+    assert parsed == text or "\n" in text or "\r" in text

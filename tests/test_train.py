@@ -10,7 +10,8 @@ import torch
 from conftest import SCHEMES, SMALL, command
 
 import train as train_module
-from tests.runs import FEW_TOKENS, records, train, trained_weights
+from runs.config import load_config
+from tests.trained import FEW_TOKENS, records, train, trained_weights
 from training import checkpoint, run, validation
 from training.positions import draw
 
@@ -47,7 +48,7 @@ def test_schemes_are_paired(smoke):
     assert batches[0] == batches[1] == batches[2] and len(set(batches[0])) == len(batches[0])
 
     def at_start(position):
-        model = run.build_model(run.load_config(smoke(position)), 300)
+        model = run.build_model(load_config(smoke(position)), 300)
         model.reset(1)
         return {n: p for n, p in model.named_parameters() if not n.startswith("schemes.")}
 
@@ -168,9 +169,9 @@ def test_a_sweep_makes_a_folder_a_job(tmp_path, monkeypatch, corpus):
     assert command("train", *sweep) == 0
     folders = sorted(p.parent for p in tmp_path.glob("outputs/*/*/config.yaml"))
     assert len(folders) == 4
-    seen = {(run.load_config(f).position["name"], run.load_config(f).seed) for f in folders}
+    seen = {(load_config(f).position["name"], load_config(f).seed) for f in folders}
     assert seen == {(p, s) for p in ("rope", "alibi") for s in (1, 2)}
-    assert all(run.load_config(f).position["name"] == f.parent.name for f in folders)
+    assert all(load_config(f).position["name"] == f.parent.name for f in folders)
 
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path, monkeypatch, corpus, capfd):

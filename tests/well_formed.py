@@ -68,7 +68,7 @@ def well_formed(draw) -> list[str]:
         "train.accumulate": accumulate, "data.document_mask": draw(one_of("true", "false")),
         "train.position_range": draw(st.sampled_from(["null", context, 48])), "train.eval_tokens": 64,
         "tokenizer": draw(one_of("bytes", "bytes", "bpe")), "seed": draw(st.integers(0, 2**31 - 1)),
-        "optim.weight_decay": draw(numbers(0, 1)), "optim.lr": draw(numbers(1e-9, 0.01)),
+        "optim.weight_decay": draw(numbers(0, 1)), "optim.lr": draw(numbers(1e-9, 0.01)), "optim.min_lr": 0,
     }  # fmt: skip
     if values["tokenizer"] == "bpe":
         values["tokenizer.vocab_size"] = 300

@@ -18,15 +18,19 @@ import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_STORED, ZipFile
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from configs.check import LONGEST, made
 from errors import UserError
-from storage import digest
+from storage import digest, read_bounded
+from training.precision import DTYPES
 
+LARGEST_MANIFEST = 2**16  # bytes
 FILES = {"model.safetensors", "state.pt", "config.yaml", "tokenizer.json"}
 
 
@@ -45,6 +49,17 @@ class State:
     best_step: int | None = None
     attempt: int = -1  # the newest that metrics.jsonl should know of
     tracker_id: str | None = None
+
+    def __post_init__(self) -> None:
+        counts = [self.step, self.best_step or 0, self.attempt + 1, *self.skips]
+        if not all(0 <= count < LONGEST for count in counts) or len(self.skips) != 3:
+            raise UserError("a step or a count is out of range")
+        if not math.isfinite(self.seconds) or math.isnan(self.best):
+            raise UserError("seconds or best is no number")
+        if self.precision not in DTYPES:
+            raise UserError("its precision is unknown")
+        if not re.fullmatch(r"[\w-]{1,64}", self.tracker_id or "-", re.ASCII):
+            raise UserError("tracker_id is no id")  # it becomes part of a path
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -99,17 +114,73 @@ def load_into(
         shapes = [tuple(s[name].shape) if name in s else "missing" for s in (own, stored)]
         if shapes[0] != shapes[1]:
             raise UserError(f"{path} does not fit: {name} is {shapes[1]}, the model's {shapes[0]}")
+        if stored[name].dtype != own[name].dtype:
+            raise UserError(f"{path}: {name} is {stored[name].dtype}, not {own[name].dtype}")
+        if not stored[name].isfinite().all():
+            raise UserError(f"{path}: {name} has a value that is not finite")
     model.load_state_dict(stored, strict=False)
 
 
 def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Any], State]:
     """State of the optimizer, of the scaler, and the counters, from the checkpoint folder `path` of `find`."""
+    file = path / "state.pt"
     try:
-        saved = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
-        return saved.pop("optimizer"), saved.pop("scaler"), State(**saved)
+        with ZipFile(file) as archive:  # torch compresses nothing: what is compressed may be a bomb
+            if any(entry.compress_type != ZIP_STORED for entry in archive.infolist()):
+                raise ValueError("it is compressed")
+        saved = torch.load(file, map_location="cpu", weights_only=True)
+        optimizer, scaler = saved.pop("optimizer"), saved.pop("scaler")
+        state = made(State, saved)
+        if state.step != step_of(path):
+            raise ValueError(f"it is of step {state.step}")
     except Exception as error:  # whatever a stranger's pickle may raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path / 'state.pt'} holds no state of a run: {reason}") from None
+        raise UserError(f"{file} holds no state of a run: {reason}") from None
+    return optimizer, scaler, state
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: Any, path: Path) -> None:
+    """The moments of `load_state`; rates and the like are the configuration's. UserError where they do not fit."""
+    try:
+        own = optimizer.state_dict()
+        if [g["params"] for g in saved["param_groups"]] != [
+            g["params"] for g in own["param_groups"]
+        ]:
+            raise ValueError("it is of other parameters")
+        parameters = dict(enumerate(p for g in optimizer.param_groups for p in g["params"]))
+        for index, moments in saved["state"].items():
+            shapes = dict.fromkeys(("exp_avg", "exp_avg_sq"), parameters[index].shape)
+            for name, shape in {"step": torch.Size(), **shapes}.items():
+                if not is_plain(moments[name], shape):
+                    raise ValueError(f"{name} of parameter {index} does not fit")
+            if len(moments) != 3:
+                raise ValueError(f"parameter {index} has more than its moments")
+        optimizer.load_state_dict({"state": saved["state"], "param_groups": own["param_groups"]})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        file = path / "state.pt"
+        raise UserError(f"{file} holds no state of this run's optimizer: {error}") from None
+
+
+def is_plain(tensor: Any, shape: torch.Size) -> bool:
+    """Whether it is float32 numbers of that shape, each finite and in a place of its own."""
+    return (
+        isinstance(tensor, Tensor)
+        and tensor.layout == torch.strided
+        and (tensor.dtype, tensor.shape) == (torch.float32, shape)
+        and tensor.is_contiguous()
+        and bool(tensor.isfinite().all())
+    )
+
+
+def load_scaler(scaler: torch.amp.GradScaler, saved: Any, path: Path) -> None:
+    """The loss scale of `load_state`; UserError where it is none."""
+    own = scaler.state_dict()
+    fits = isinstance(saved, dict) and {k: type(v) for k, v in saved.items()} == {
+        k: type(v) for k, v in own.items()
+    }
+    if not fits or not all(math.isfinite(v) and v >= 0 for v in saved.values()):
+        raise UserError(f"{path / 'state.pt'} holds no state of a loss scaler")
+    scaler.load_state_dict(saved)
 
 
 def find(folder: Path, which: str | int) -> Path:
@@ -143,8 +214,10 @@ def newest(root: Path) -> Path:
 
 def steps(root: Path) -> list[Path]:
     """The checkpoints of a run, whole or not, oldest first."""
-    found = [p for p in root.glob("step-*") if re.fullmatch(r"step-[0-9]{6,}", p.name)]
-    return sorted(found, key=step_of)
+    found = [
+        p for p in root.glob("step-*") if re.fullmatch(r"step-([0-9]{6}|[1-9][0-9]{6,17})", p.name)
+    ]
+    return sorted((p for p in found if p.is_dir() and not p.is_symlink()), key=step_of)
 
 
 def step_of(path: Path) -> int:
@@ -155,10 +228,11 @@ def verify(path: Path) -> None:
     """UserError if a file of the checkpoint is missing or is not what was written."""
     manifest = path / "manifest.json"
     try:
-        known = {n: (f["bytes"], f["sha256"]) for n, f in json.loads(manifest.read_bytes()).items()}
+        listed = json.loads(read_bounded(manifest, LARGEST_MANIFEST))
+        known = {name: (f["bytes"], f["sha256"]) for name, f in listed.items()}
     except OSError as error:
         raise UserError(f"{manifest} cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise UserError(f"{manifest} is damaged") from None
     if known.keys() != FILES:
         raise UserError(f"{manifest} is damaged: it must name {', '.join(sorted(FILES))}")

@@ -54,7 +54,6 @@ def open_feed(
     validation = Validation(
         held_out,
         context_length=config.context_length,
-        batch_size=settings.batch_size,
         tokens=settings.eval_tokens,
         document_mask=corpus.document_mask,
         position_range=settings.position_range,

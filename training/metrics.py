@@ -113,12 +113,13 @@ def _records(path: Path) -> Iterator[tuple[int, Record]]:
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             record = json.loads(line, parse_constant=_refuse)
-            numbers = {key: x for key, x in record.items() if key != "batch" and x is not None}
-            if not all(type(record[key]) is int for key in ("attempt", "step")):
+            counts = [record["attempt"], record["step"], record.get("tokens", 0)]
+            if not all(type(x) is int and 0 <= x < 2**63 for x in counts):
                 raise ValueError("no attempt, or no step")
-            if not all(type(x) in (int, float) for x in numbers.values()):
+            numbers = {key: x for key, x in record.items() if key != "batch" and x is not None}
+            if not all(type(x) in (int, float) and abs(x) < 2**63 for x in numbers.values()):
                 raise ValueError("a value that is no number")
-        except (ValueError, AttributeError, KeyError):
+        except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
             if line.strip():
                 warnings.warn(f"{path}, line {number}: damaged, left out", stacklevel=3)
             continue

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import nn
 
-from configs.check import within
+from configs.check import LONGEST, within
 from configs.schema import OptimSettings
 from errors import UserError
 
@@ -22,6 +22,11 @@ def build_optimizer(model: nn.Module, settings: OptimSettings) -> torch.optim.Ad
     for key in ("min_lr", "weight_decay", "warmup_steps"):
         if getattr(settings, key) < 0:
             raise UserError(f"optim.{key}={getattr(settings, key)} must not be negative")
+    if settings.min_lr > settings.lr:
+        raise UserError(
+            f"optim.min_lr={settings.min_lr} must not be above optim.lr={settings.lr}, from where the cosine comes down"
+        )
+    within("optim.warmup_steps", settings.warmup_steps, 0, LONGEST)
     for key in ("beta1", "beta2"):
         if not 0 <= getattr(settings, key) < 1:
             raise UserError(f"optim.{key}={getattr(settings, key)} must be from 0 to below 1")

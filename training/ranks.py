@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import sys
 import time
 import traceback
@@ -170,13 +171,18 @@ class Ranks(World):
 
 def launched() -> World:
     """The world that torchrun's environment variables describe: the one place that reads them."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = from_environment("WORLD_SIZE") if "WORLD_SIZE" in os.environ else 1
     if size == 1:
         return World()
-    try:
-        rank, local_rank = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK"))
-    except KeyError as error:
+    return Ranks(from_environment("RANK"), size, from_environment("LOCAL_RANK"))
+
+
+def from_environment(name: str) -> int:
+    value = os.environ.get(name)
+    if value is None:
         raise UserError(
-            f"WORLD_SIZE={size} is set and {error.args[0]} is not: use torchrun, or unset it"
-        ) from None
-    return Ranks(rank, size, local_rank)
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} is set and {name} is not: use torchrun, or unset it"
+        )
+    if not re.fullmatch("[0-9]{1,9}", value) or (name == "WORLD_SIZE" and int(value) == 0):
+        raise UserError(f"{name}={value!r} must be a whole number: use torchrun, or unset it")
+    return int(value)

@@ -8,7 +8,6 @@ only compared: the checkpoint holds the configuration that it was saved with.
 
 import dataclasses
 import warnings
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import Any
 
 from configs.schema import TrainConfig
 from errors import UserError
+from runs.config import flat, load_config
+from runs.find import OUTPUTS, find_run, self_contained
 from storage import drop_empty
 from training import checkpoint, run
 from training.optim import learning_rate
@@ -46,7 +47,7 @@ def open_run(config: TrainConfig, given: list[str], fresh: Path, held: ExitStack
             run.lock(found[0], held)
             found = found[0], checkpoint.find(found[0], "last")  # which nobody changes now
     elif config.resume is not None:
-        folder = run.locate(config.resume, "resume")
+        folder = find_run(config.resume, "resume")
         run.lock(folder, held)
         found = folder, checkpoint.find(folder, "last")
     if found is None:
@@ -54,7 +55,7 @@ def open_run(config: TrainConfig, given: list[str], fresh: Path, held: ExitStack
             raise UserError(
                 "init_from=latest would be another run tomorrow, in a sweep the job before: name its folder"
             )
-        origin = run.locate(config.init_from, "init_from") if config.init_from else None
+        origin = find_run(config.init_from, "init_from") if config.init_from else None
         return Opened(fresh, dataclasses.replace(config, resume=None), origin=origin)
     folder, path = found
     drop_empty(fresh)  # made for a new run
@@ -63,7 +64,7 @@ def open_run(config: TrainConfig, given: list[str], fresh: Path, held: ExitStack
     if step >= settled.train.steps:
         done = f"{folder} has taken all its {step} steps"
         if config.resume != "auto":
-            raise UserError(f"resume={done}: train.steps={2 * step} would go on")
+            raise UserError(f"resume: {done}; train.steps={2 * step} would go on")
         print(f"{done}: nothing to do; without resume=auto a new run starts")
         return None
     notes = [f"going on from {path}", *new_length(path, settled)]
@@ -73,10 +74,10 @@ def open_run(config: TrainConfig, given: list[str], fresh: Path, held: ExitStack
 def equal_run(config: TrainConfig, fresh: Path) -> tuple[Path, Path] | None:
     """Folder and newest checkpoint of the newest unfinished run of equal configuration, else of the newest finished."""
     wanted, finished = identity(config), None
-    files = [*run.OUTPUTS.glob("*/*/config.yaml"), *fresh.glob("config.yaml")]
+    files = [*OUTPUTS.glob("*/*/config.yaml"), *fresh.glob("config.yaml")]
     for file in sorted(set(files), key=lambda p: p.stat().st_mtime, reverse=True):
         try:
-            if identity(run.load_config(file.parent)) != wanted:
+            if identity(load_config(self_contained(file.parent))) != wanted:
                 continue
             if not checkpoint.steps(file.parent / "checkpoints"):
                 continue  # killed before it saved anything: there is nothing to go on with
@@ -92,7 +93,7 @@ def equal_run(config: TrainConfig, fresh: Path) -> tuple[Path, Path] | None:
 
 def own_config(folder: Path, path: Path) -> TrainConfig:
     """The run's configuration, if the checkpoint at `path` says the same but for what a resume may change."""
-    own, kept = run.load_config(folder), run.load_config(path)
+    own, kept = load_config(folder), load_config(path)
     one, two = (identity(c) | {"train.steps": None} for c in (own, kept))
     for key in sorted(one.keys() | two.keys()):
         here, there = (str(c[key]) if key in c else "nothing" for c in (one, two))
@@ -128,7 +129,7 @@ def adopt(saved: TrainConfig, config: TrainConfig, given: list[str], folder: Pat
 def new_length(path: Path, config: TrainConfig) -> list[str]:
     """A line about the schedule where the run has another length than when the checkpoint was saved."""
     step, now = checkpoint.step_of(path), config.train.steps
-    before = run.load_config(path).train.steps
+    before = load_config(path).train.steps
     if before == now:
         return []
     old, new = learning_rate(step - 1, before, config.optim), learning_rate(step, now, config.optim)
@@ -142,14 +143,6 @@ def identity(config: TrainConfig) -> dict[str, Any]:
     """Dotted key -> value of everything that makes a run what it is."""
     settings = dataclasses.asdict(config)
     return {k: v for k, v in flat(settings) if not {k, k.split(".")[0]} & set(FREE)}
-
-
-def flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def look_up(config: TrainConfig, key: str) -> Any:

@@ -5,19 +5,16 @@ exclusive, so that two commands started in the same second never share one.
 """
 
 import dataclasses
-import os
 import re
 import warnings
 from contextlib import ExitStack
-from glob import glob
 from pathlib import Path
 from typing import Any
 
-import yaml
 from filelock import FileLock, Timeout
 from hydra.core.hydra_config import HydraConfig
 
-from configs.check import fit, made
+from configs.check import fit
 from configs.schema import TrainConfig
 from data.prepare import TokenSplit
 from data.tokenizer import Tokenizer
@@ -25,10 +22,10 @@ from errors import UserError
 from model.config import ModelConfig
 from model.position import POSITIONS
 from model.transformer import Transformer
+from runs.config import config_text, load_config
+from runs.find import mark_latest, override, self_contained
 from storage import digest, flush, replace_text, writing
 from training import checkpoint
-
-OUTPUTS = Path("outputs")
 
 
 def create(folder: Path, config: TrainConfig, tokenizer: Tokenizer, held: ExitStack) -> None:
@@ -36,11 +33,12 @@ def create(folder: Path, config: TrainConfig, tokenizer: Tokenizer, held: ExitSt
     path = folder / "config.yaml"
     with writing(path):
         folder.mkdir(parents=True, exist_ok=True)
+        self_contained(folder)
         try:
             file = path.open("xb")
         except FileExistsError:
             raise UserError(
-                f"{folder} already holds a run: start again, or resume={folder}"
+                f"{folder} already holds a run: start again, or {override('resume', folder)}"
             ) from None
         with file:
             file.write(config_text(config).encode())
@@ -64,59 +62,6 @@ def rewrite(folder: Path, config: TrainConfig) -> None:
     """The run in `folder` goes on as `config`, and is the newest run."""
     replace_text(folder / "config.yaml", config_text(config))
     mark_latest(folder)
-
-
-def config_text(config: TrainConfig) -> str:
-    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
-
-
-def mark_latest(folder: Path) -> None:
-    OUTPUTS.mkdir(exist_ok=True)
-    replace_text(OUTPUTS / ".latest", str(folder))
-
-
-def locate(run: str, key: str = "run") -> Path:
-    """The folder that `latest` or a path stands for; errors name the `key` that said so."""
-    if run == "latest":
-        pointer = OUTPUTS / ".latest"
-        if not pointer.exists():
-            raise UserError(
-                f"{key}=latest: no run here yet; train one: python train.py position=rope"
-            )
-        newest = pointer.read_text().strip()
-        if not os.path.isfile(Path(newest, "config.yaml")):
-            raise UserError(f"{key}=latest: the newest run was {newest}, and is gone: name another")
-        return Path(newest)
-    if not os.path.isfile(Path(run, "config.yaml")):  # False, too, for a name that no file can have
-        raise UserError(f"{key}={run} is no run folder: it has no config.yaml")
-    return Path(run)
-
-
-def locate_all(runs: Any) -> list[Path]:
-    """The folders of a path, a glob or a list of them; a glob keeps folders with a config.yaml alone."""
-    found = []
-    for run in [runs] if isinstance(runs, str) else runs:
-        if any(c in run for c in "*?["):
-            matches = [p for p in map(Path, sorted(glob(run))) if (p / "config.yaml").exists()]
-            if not matches:
-                raise UserError(f"run={run} matches no run folder")
-            found += matches
-        else:
-            found.append(locate(run))
-    return list(dict.fromkeys(found))
-
-
-def load_config(folder: Path) -> TrainConfig:
-    """The configuration in a folder (a run's, a checkpoint's), held against today's schema."""
-    path = folder / "config.yaml"
-    try:
-        text = path.read_bytes().decode()
-        if "${" in text or not isinstance(values := yaml.safe_load(text), dict):
-            raise ValueError("it must be a mapping, with every value written out")
-        return made(TrainConfig, values)
-    except (OSError, yaml.YAMLError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path} is no configuration of a run: {reason}") from None
 
 
 def open_checkpoint(folder: Path, path: Path) -> tuple[TrainConfig, Tokenizer]:

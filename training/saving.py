@@ -6,6 +6,7 @@ untouched. What is not finite is never saved.
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -19,10 +20,13 @@ from torch import Tensor, nn
 from configs.schema import TrainConfig
 from data.tokenizer import Tokenizer
 from errors import UserError
+from runs.config import config_text
+from runs.find import self_contained
 from storage import digest, flush, replace_text, writing
-from training import run
 from training.checkpoint import State, step_of, steps, weights
 
+# By a process that was killed: nothing else in a user's folder is ours to delete
+LEFT_BEHIND = re.compile(r"\.(draft|old)-step-[0-9]{6,}|\.(last|best)\.[0-9]+\.draft")
 Writers = dict[str, Callable[[Path], object]]  # file name -> writes it
 
 
@@ -47,8 +51,8 @@ class Saver:
                 " Most likely optim.lr is too high: try a lower one"
             )
         parts = {"optimizer": optimizer, "scaler": self.scaler.state_dict(), **asdict(state)}
-        config = run.config_text(self.config).encode()
-        root = self.folder / "checkpoints"
+        config = config_text(self.config).encode()
+        root = self_contained(self.folder) / "checkpoints"
         target = root / f"step-{state.step:06d}"
         writers: Writers = {
             "model.safetensors": lambda path: save_file(tensors, path, metadata={"format": "pt"}),
@@ -60,7 +64,6 @@ class Saver:
         for pointer, step in (("last", state.step), ("best", state.best_step)):
             if step is not None:
                 replace_text(root / pointer, f"step-{step:06d}")
-        flush(root)
         prune(root, state, self.config.train.keep)
         return target
 
@@ -80,8 +83,9 @@ def write_folder(target: Path, writers: Writers) -> None:
     draft, old = (target.with_name(f".{kind}-{target.name}") for kind in ("draft", "old"))
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        for path in target.parent.glob(".*"):  # what a killed process has left
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in target.parent.iterdir():
+            if LEFT_BEHIND.fullmatch(path.name):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         draft.mkdir()
     try:
         manifest = {}

@@ -1,5 +1,6 @@
 """What a run is put together from: what its settings stand for, checked before any work, and then what learns."""
 
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -47,6 +48,12 @@ def choose_tools(config: TrainConfig, world: World) -> Tools:
         shape = run.build_model(config, vocab_size=257)
         shape.check_length(max(config.context_length, settings.position_range or 0))
         build_optimizer(shape, config.optim)
+    if config.optim.warmup_steps >= settings.steps and world.main:
+        warnings.warn(
+            f"optim.warmup_steps={config.optim.warmup_steps} is not below train.steps={settings.steps}: "
+            "the learning rate never reaches optim.lr",
+            stacklevel=2,
+        )
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = config.tf32
     return tools
@@ -115,9 +122,9 @@ def start(
             )
     state.held_out_hash = feed.held_out.hash
     checkpoint.load_weights(model, opened.path)
-    optimizer.load_state_dict(optimizer_state)
+    checkpoint.load_optimizer(optimizer, optimizer_state, opened.path)
     if state.precision == precision.name:
-        scaler.load_state_dict(scaler_state)
+        checkpoint.load_scaler(scaler, scaler_state, opened.path)
     else:  # precision=auto on another device
         opened.notes.append(f"precision is {precision.name}, no longer {state.precision}")
         state.precision = precision.name

@@ -8,6 +8,7 @@ that `--help` and `tracker=none` never pay for it.
 """
 
 import math
+import os
 import shlex
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -95,6 +96,10 @@ class WandbTracker(NoTracker):
         run_id: str | None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)  # wandb would silently turn to /tmp
+        try:
+            Path.home()
+        except RuntimeError:  # a container's user without a home: wandb does not start without one
+            os.environ["HOME"] = str(folder.absolute() / "wandb")
         self.run_id = run_id or uuid4().hex[:8]
         self._open(
             project=self.project,
@@ -146,7 +151,7 @@ class WandbTracker(NoTracker):
         self.notes += [
             f"wandb: {why}, so this run is tracked offline",
             f"  look at it now:   wandb leet {files}",
-            f"  upload it later:  wandb login && wandb sync {files}",
+            f"  upload it later:  wandb login && {_sync(self._run)}",
         ]
 
     def log(self, metrics: dict[str, float], *, step: int, tokens: int) -> None:
@@ -186,8 +191,15 @@ class WandbTracker(NoTracker):
         try:
             run.finish(exit_code=exit_code)
         except TimeoutError:
-            files = shlex.quote(str(run.settings.sync_dir))
-            self.notes.append(f"wandb: not everything was uploaded; type: wandb sync {files}")
+            self.notes.append(f"wandb: not everything was uploaded; type: {_sync(run)}")
+
+
+def _sync(run: Any) -> str:
+    """The command that uploads all parts of a run. A later part sent alone would replace the earlier ones' points."""
+    folder = Path(run.settings.sync_dir)
+    parts = {folder, *folder.parent.glob(f"*run-*-{run.id}")}
+    stamped = sorted(parts, key=lambda path: path.name.removeprefix("offline-"))
+    return shlex.join(["wandb", "sync", *map(str, stamped)])
 
 
 def _choose_mode(asked: Mode) -> tuple[Literal["online", "offline", "disabled"], str]:

@@ -24,7 +24,6 @@ class Validation:
         split: TokenSplit,
         *,
         context_length: int,
-        batch_size: int,
         tokens: int,
         document_mask: bool,
         position_range: int | None,
@@ -32,47 +31,49 @@ class Validation:
         device: torch.device,
         world: World,
     ):
-        """tokens: about how many to score, rounded to whole batches and at most one pass over the split.
+        """tokens: about how many to score, rounded to whole sequences and at most one pass over the split.
 
-        rows: sequences that the model reads at once, as in training.
+        rows: sequences that the model reads at once, as in training. What is measured depends neither
+        on them nor on how many processes there are, but for rounding.
         """
-        batch_size = min(batch_size, len(split.tokens) // context_length) or 1
         self.loader = Loader(
             split,
             context_length=context_length,
-            batch_size=batch_size,
+            batch_size=1,
             seed=0,
             document_mask=document_mask,
         )
-        most = len(split.tokens) // context_length // batch_size
-        self.batches = max(1, min(most, tokens // (batch_size * context_length)))
+        self.sequences = max(1, min(len(split.tokens), tokens) // context_length)
         self.position_range, self.rows = position_range, rows
         self.device, self.world = device, world
 
     @torch.no_grad()
     def measure(self, model: Callable[..., Tensor], precision: Precision) -> dict[str, float]:
-        """val/loss in nats per token, val/ppl, val/bpb. Each rank reads its rows of a batch, perhaps none."""
+        """val/loss in nats per token, val/ppl, val/bpb. Each rank reads its own sequences, perhaps none."""
         nats, tokens, size = 0.0, 0, 0
-        mine = slice(self.world.rank, None, self.world.size)
+        mine = range(self.world.rank, self.sequences, self.world.size)
         token_bytes: np.ndarray = self.loader.split.token_bytes
-        for i in range(self.batches):
-            batch = self.loader.batch(i)
-            pos = draw(self.position_range, batch.tokens.shape[1] - 1, HELD_OUT, i)
-            pos = None if pos is None else pos.to(self.device)
-            own = batch.tokens[mine]
-            for a in range(0, len(own), self.rows):
-                some = slice(a, a + self.rows)
-                inputs, targets = own[some, :-1], own[some, 1:]
-                segments = None if batch.segments is None else batch.segments[mine][some]
-                segments = None if segments is None else segments.to(self.device)
-                with precision.autocast():
-                    found = model(
-                        inputs.to(self.device), targets.to(self.device), segments=segments, pos=pos
-                    )
-                nats += found.double().sum().item()
-                tokens += targets.numel()
-                size += int(token_bytes[targets.numpy()].sum())
+        for a in range(0, len(mine), self.rows):
+            some = mine[a : a + self.rows]
+            batch = self.loader.samples(some)
+            counted = batch.targets[batch.targets >= 0]
+            on = batch.to(self.device)
+            with precision.autocast():
+                found = model(
+                    on.inputs, on.targets, segments=on.documents, pos=self.positions(some)
+                )
+            nats += found.double().sum().item()
+            tokens += counted.numel()
+            size += int(token_bytes[counted.numpy()].sum())
         nats, tokens, size = self.world.total(nats, tokens, size)
         loss = nats / tokens
         ppl = math.exp(loss) if loss < 700 else math.inf
         return {"val/loss": loss, "val/ppl": ppl, "val/bpb": nats / (math.log(2) * max(1, size))}
+
+    def positions(self, sequences: range) -> Tensor | None:
+        """(B, T) drawn for each, or None where nothing is drawn."""
+        if self.position_range is None:
+            return None
+        length = self.loader.context_length
+        drawn = [draw(self.position_range, length, HELD_OUT, i) for i in sequences]
+        return torch.stack(drawn).to(self.device)  # type: ignore[arg-type]

@@ -92,7 +92,7 @@ def cases(s: Subject) -> Iterator[Case]:
 
 
 def scores(
-    position: Position, clock: Clock | None, pos: Tensor, queries: slice = slice(None)
+    position: Position, clock: Clock | None, pos: Tensor, queries: slice | Tensor = slice(None)
 ) -> Tensor:
     """(B or 1, H or 1, T, T) float64 for pos (B, T), or some rows of it."""
     i, j = pos[:, queries, None], pos[:, None, :]
@@ -150,6 +150,29 @@ def last_rows(s: Subject) -> Result:
             tail = replace(case, places=places)
             errors.append(relative(tail.fast(q[:, :, -n:], k, v), want[:, :, -n:]))
     return Result(max(errors), 1e-5)
+
+
+def whole_blocks(s: Subject) -> Result:
+    """Blocks as long as they get: the queries around their ends, and what they must not see."""
+    T, errors = 1100, []
+    fixed, learning = (make(torch.float32, n_layers=s.shallow) for make in (s.model, s.build))
+    positions = dict.fromkeys((*fixed.positions, *learning.positions))  # which take other blocks
+    near = torch.tensor([t for end in range(64, T, 64) for t in (end - 1, end)] + [0, T - 1])
+    hidden = torch.randn(1, T, s.config().d_model, generator=torch.Generator().manual_seed(4))
+    index = torch.arange(T)[None]
+    segments = (index >= 430).long()
+    for position in positions:
+        for row, window in ((None, None), (None, 300), (segments[0], None)):
+            pos = natural_positions(T, row)[None]
+            clock = position.clock(hidden, pos) if position.form == "clock" else None
+            windows = [window, position.window]
+            seen = visible(T, row, windows)[near]
+            places = Places(pos, pos, None if row is None else row[None], window, True)
+            q, k, v, _ = (x[:1] for x in inputs(s, torch.float32, T))
+            case = Case(position, clock, places, scores(position, clock, pos, near), seen)
+            got = case.fast(q, k, v)[:, :, near]
+            errors.append(relative(got, case.dense(q[:, :, near], k, v)))
+    return Result(max(errors), 2e-5)
 
 
 forms_float32 = partial(forms, dtype=torch.float32, bound=2e-5)

@@ -21,7 +21,6 @@ class Reference:
     """No positions (Haviv et al. 2022, Kazemnejad et al. 2023): what the others change."""
 
     relative = True  # a shift of all positions changes nothing
-    by_length = False  # what is said of two tokens depends on how many there are by now
 
     def __init__(
         self, config: ModelConfig, settings: Mapping[str, Any], weights: Mapping[str, Tensor]

@@ -4,6 +4,7 @@ Where two computations are the same operations on the same numbers the bound is 
 """
 
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from errors import UserError
 from evaluation.kit.agreement import relative
 from evaluation.kit.formulas import Reference
 from evaluation.kit.reference import REFERENCES
-from evaluation.kit.subjects import CONTEXT, Result, Subject, gap
+from evaluation.kit.subjects import CONTEXT, LENGTH, Result, Subject, gap
 from model.cache import Cache
 from model.transformer import Transformer
 
@@ -25,10 +26,6 @@ def formulas(s: Subject) -> set[type[Reference]]:
 
 def is_relative(s: Subject) -> bool:
     return all(formula.relative for formula in formulas(s))
-
-
-def is_by_length(s: Subject) -> bool:
-    return any(formula.by_length for formula in formulas(s))
 
 
 def shift(s: Subject) -> Result:
@@ -55,27 +52,51 @@ def causality(s: Subject) -> Result:
 def cache(s: Subject) -> Result:
     """Token by token, in two chunks split anywhere, with positions, with a window: as in one pass.
 
-    Where a scheme looks at the length, one layer says of a chunk what a pass over the text so far
-    says; a second layer would read what the first one said when the text was shorter.
+    In three layers, up to the length from which the scheme says that its layers vary (`varies_at`);
+    what it says beyond is `cache_beyond`'s.
     """
-    layers = 1 if is_by_length(s) else 2
-    T, errors = min(s.length, CONTEXT + 7 if is_by_length(s) else 25), []
-    model, x = s.model(torch.float32, n_layers=layers), s.tokens(2, T)
-    whole, memory = model.features(x), Cache.empty(layers)
+    model = s.model(torch.float32, n_layers=3)
+    T = min(s.length, 25, same_up_to(model))
+    x, errors = s.tokens(2, T), []
+    whole, memory = model.features(x), Cache.empty(3)
     for t in range(T):
         rest = model.features(x[:, t:], cache=copy(memory))
         errors.append(gap(rest, whole[:, t:]))
         step = model.features(x[:, t : t + 1], cache=memory)
-        if layers == 2 or t in (1, CONTEXT - 1, T - 1):
-            so_far = whole if layers == 2 else model.features(x[:, : t + 1])
-            errors.append(gap(step[:, 0], so_far[:, t]))
+        errors.append(gap(step[:, 0], whole[:, t]))
     pos = s.positions("sorted", T)
-    for ends in ([5, 6, T], [20, T]):
+    for ends in ([5, 6, T], [min(20, T - 1), T]):
         for p, window in ((pos, None), (None, 9)):
             got = chunks(model, x, ends, p, window)
             want = model.features(x, pos=p, window=window)
             errors.append(gap(got[:, ends[-2] :], want[:, ends[-2] :]))
     return Result(max(errors), 2e-5)
+
+
+def same_up_to(model: Transformer) -> int:
+    """The longest text that no layer turns by its length."""
+    return next((n - 1 for n in range(1, 4 * LENGTH) if varies(model, n)), 4 * LENGTH)
+
+
+def varies(model: Transformer, length: int) -> bool:
+    return any(position.varies_at(length) for position in model.positions)
+
+
+def cache_beyond(s: Subject) -> Result:
+    """Beyond the context: the fewest layers say of the last token what a pass over the text so far does.
+
+    So do three layers of a scheme that does not look at the length; of one that says it does
+    (`varies_at`) they must not, or it would say so for nothing.
+    """
+    T, errors = s.length, []
+    for layers in (s.shallow, 3):
+        model, x = s.model(torch.float32, n_layers=layers), s.tokens(2, T)
+        memory = Cache.empty(layers)
+        steps = [model.features(x[:, t : t + 1], cache=memory)[:, 0] for t in range(T)]
+        errors.append(max(gap(steps[t], model.features(x[:, : t + 1])[:, t]) for t in (1, T - 1)))
+    if errors[0] > 2e-5 or not varies(s.model(torch.float32, n_layers=3), T):
+        return Result(max(errors), 2e-5)
+    return Result(errors[1], 1e-3, least=True)
 
 
 def copy(memory: Cache) -> Cache:
@@ -131,18 +152,20 @@ def swap(s: Subject) -> Result:
 
 
 def documents_apart(s: Subject) -> Result:
-    """Another first document changes nothing in the second, which is as it is alone."""
-    model, a, b = s.model(torch.float32), 5, 14
-    x = s.tokens(2, a + b)
-    segments = (torch.arange(a + b) >= a).long().expand(2, -1)
-    other = x.clone()
-    other[:, :a] = (x[:, :a] + 1) % model.config.vocab_size
-    packed = model.features(x, segments=segments)[:, a:]
-    changed = gap(model.features(other, segments=segments)[:, a:], packed)
-    # A clock's running sum goes on through both: it cancels inside a document, but for rounding.
-    if changed > (1e-6 if "clock" in s.forms else 0):
-        return Result(changed, 0.0)
-    return Result(gap(packed, model.features(x[:, a:])), 2e-5)
+    """Documents in one window: each is as it is alone, whatever its neighbours say, bit for bit."""
+    model, T = s.model(torch.float32), s.length
+    x, borders = s.tokens(2, T), [0, T // 8, T // 2 + 3, T - 1, T]
+    segments = torch.bucketize(torch.arange(T), torch.tensor(borders[1:]), right=True).expand(2, T)
+    packed, errors = model.features(x, segments=segments), []
+    for a, b in pairwise(borders):
+        other = (x + 1) % model.config.vocab_size
+        other[:, a:b] = x[:, a:b]
+        changed = gap(model.features(other, segments=segments)[:, a:b], packed[:, a:b])
+        # A clock's running sum goes on through all: it cancels inside a document, but for rounding.
+        if changed > (1e-6 if "clock" in s.forms else 0):
+            return Result(changed, 0.0)
+        errors.append(gap(packed[:, a:b], model.features(x[:, a:b])))
+    return Result(max(errors), 2e-5)
 
 
 def materialised(s: Subject) -> Result:

@@ -9,6 +9,7 @@ T tokens, C model width, H heads, D head width.
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -84,7 +85,7 @@ class BruteForce:
             block: Any = self.model.blocks[i]
             seen = visible(len(tokens), segments, [window, self.windows[i]])
             h = self.norm(x, block.attn_norm)
-            x = x + self.attention(i, block.attn, h, pos, seen)
+            x = x + self.attention(i, block.attn, h, pos, seen, segments)
             h = self.norm(x, block.ffn_norm)
             w1, w2, w3 = map(self.leaf, (block.ffn.w1, block.ffn.w2, block.ffn.w3))
             gate = h @ w1.T
@@ -98,7 +99,15 @@ class BruteForce:
         mean = (x * x).mean(-1, keepdim=True)
         return x / torch.sqrt(mean + self.config.norm_eps) * self.leaf(module)
 
-    def attention(self, i: int, module: Any, x: Tensor, pos: Tensor, seen: Tensor) -> Tensor:
+    def attention(
+        self,
+        i: int,
+        module: Any,
+        x: Tensor,
+        pos: Tensor,
+        seen: Tensor,
+        segments: Tensor | None,
+    ) -> Tensor:
         q, k, v = (
             (x @ self.leaf(w).T).unflatten(-1, (-1, self.config.d_head)).transpose(0, 1)
             for w in (module.wq, module.wk, module.wv)
@@ -106,7 +115,10 @@ class BruteForce:
         groups = self.config.n_heads // self.config.n_kv_heads
         head = torch.arange(self.config.n_heads) // groups  # the key/value head of each query head
         scale = softmax_scale(self.config, seen.sum(-1))[:, None]
-        scores = scale * self.formulas[i].products(q, k[head], pos) + self.formulas[i].bias(x, pos)
+        products = torch.zeros(len(q), len(x), len(x), dtype=torch.float64)
+        for d in documents(len(x), segments):  # each is a text of its own
+            products[:, d, d] = self.formulas[i].products(q[:, d], k[head][:, d], pos[d])
+        scores = scale * products + self.formulas[i].bias(x, pos)
         shares = scores.masked_fill(~seen, -math.inf).softmax(-1)
         y = (shares @ v[head]).transpose(0, 1).flatten(1)
         return y @ self.leaf(module.wo).T
@@ -129,6 +141,12 @@ def natural_positions(T: int, segments: Tensor | None) -> Tensor:
         same = segments is None or segments[t] == segments[t - 1]
         pos.append(pos[-1] + 1 if same else 0)
     return torch.tensor(pos)
+
+
+def documents(T: int, segments: Tensor | None) -> list[slice]:
+    """Where each document stands."""
+    starts = [t for t in range(T) if natural_positions(T, segments)[t] == 0]
+    return [slice(a, b) for a, b in pairwise([*starts, T])]
 
 
 def visible(T: int, segments: Tensor | None, windows: list[int | None]) -> Tensor:

@@ -73,8 +73,6 @@ class NTK(RoPE):
 class Dynamic(NTK):
     """emozilla 2023, as transformers computes it: s' = s · l/L - (s - 1) beyond L tokens."""
 
-    by_length = True
-
     def scale(self, n: int) -> float:
         s, L = self.settings["factor"], original(self.config, self.settings)
         return s * max(n, L) / L - (s - 1)

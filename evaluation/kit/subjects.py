@@ -30,6 +30,15 @@ WAVES_AND_BIAS = [
     {"name": "sinusoidal", "window": None, "base": 10_000},
     {"name": "kerple_log", "window": 20},
 ]
+PAIRS_AND_PAIRS = [  # scores that are kept for other layers, in equal blocks
+    {"name": "fire", "window": None, "threshold": 5, "hidden": 3},
+    {"name": "fire", "window": None, "threshold": 20, "hidden": 4},
+]
+GROWING_AND_LEARNED = [
+    {"name": "fire", "window": None, "threshold": None, "hidden": 3},
+    {"name": "rope_dynamic", "window": 30, "base": 10_000, "layout": "split_half"}
+    | {"fraction": 1, "keep": 1, "factor": 2, "original_context": 12},
+]
 
 # Settings beside the defaults, which one file cannot show. "softmax_scale" belongs to the model.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
@@ -41,7 +50,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"extend": "random", "seed": 3},
     ],
     "rope": [{"layout": "interleaved"}, {"fraction": 0.5}, {"keep": 0.4}, {"softmax_scale": "log"}],
-    "rope_dynamic": [{"original_context": 20, "factor": 3}],
+    "rope_dynamic": [
+        {"original_context": 20, "factor": 3},
+        {"original_context": 20, "factor": 1, "softmax_scale": "log"},
+    ],
     "rope_by_parts": [{"original_context": 400, "fraction": 0.75, "layout": "interleaved"}],
     "rope_yarn": [{"ramp": "paper", "original_context": 400}, {"original_context": 400}],
     "rope_llama3": [{"original_context": 400}],
@@ -50,7 +62,13 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "t5": [{"buckets": 12, "max_distance": 40}],
     "fire": [{"threshold": 100, "hidden": 5}],
     "fox": [{"bias": 5}],
-    "hybrid": [{"layers": FADING_AND_NONE}, {"layers": WAVES_AND_BIAS}],
+    "hybrid": [
+        {"layers": FADING_AND_NONE},
+        {"layers": WAVES_AND_BIAS},
+        {"layers": FADING_AND_NONE, "softmax_scale": "log"},
+        {"layers": GROWING_AND_LEARNED},
+        {"layers": PAIRS_AND_PAIRS},
+    ],
 }
 
 
@@ -187,7 +205,8 @@ def subject(option: str, settings: Any, changes: dict[str, Any] | None = None) -
     changes = dict(changes or {})
     shown = ",".join(f"{k}={v}" for k, v in changes.items() if k != "layers")
     if "layers" in changes:
-        shown = "+".join(entry["name"] for entry in changes["layers"])
+        entries = "+".join(entry["name"] for entry in changes["layers"])
+        shown = ",".join(filter(None, (entries, shown)))
     label = option + (f"[{shown}]" if shown else "")
     scale = changes.pop("softmax_scale", None)
     return Subject(option, {**settings, **changes}, label, scale)

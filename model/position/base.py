@@ -65,14 +65,23 @@ class Position(nn.Module):
         return x
 
     def rotate(
-        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, length: int
+        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, length: int | Tensor
     ) -> tuple[Tensor, Tensor]:
         """Queries (B, H, Tq, D) and keys (B, Hkv, Tk, D), turned by their positions.
 
-        Called when attention is taken, with all keys so far: a scheme may depend on `length`, the
-        tokens so far.
+        Called when attention is taken, with all keys so far. length: the tokens so far; (B, Tk) of
+        each key's own document where there are several. A scheme that looks at it says so in
+        `varies_at`; no other is sure to get the documents' lengths.
         """
         return q, k
+
+    def varies_at(self, length: int) -> bool:
+        """Whether `rotate` turns the tokens of so long a text by its length.
+
+        Where one of the layers before the last does, decoding token by token does not equal one pass
+        over the text: what a cache keeps of a token was made when the text was shorter.
+        """
+        return False
 
     def clock(self, x: Tensor, pos: Tensor, last: Tensor | None = None) -> Clock:
         """form "clock": from the layer's normed input x (B, T, C) and its positions.

@@ -66,22 +66,24 @@ class RoPE(Position):
         self.turning = int(keep * self.width // 2)  # pairs
         self.layout = SplitHalf() if layout == "split_half" else Interleaved()
 
-    def frequencies(self, length: int, device: torch.device) -> Tensor:
-        """(R/2,) angle in radians that each pair turns per position."""
+    def frequencies(self, length: int | Tensor, device: torch.device) -> Tensor:
+        """(R/2,) or (*length.shape, R/2) angle in radians that each pair turns per position."""
         t = torch.arange(self.width // 2, device=device)
         plain = self.base ** (-2 * t.double() / self.width)  # in float32: 4e-3 off at 65,536
         return torch.where(t < self.turning, self.scaled(plain, length), 0)
 
-    def scaled(self, frequencies: Tensor, length: int) -> Tensor:
-        """Where scalings speak: (R/2,) other frequencies than the plain ones, perhaps by `length`."""
+    def scaled(self, frequencies: Tensor, length: int | Tensor) -> Tensor:
+        """Where scalings speak: other frequencies than the plain ones (R/2,), perhaps by `length`."""
         return frequencies
 
     def rotate(
-        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, length: int
+        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, length: int | Tensor
     ) -> tuple[Tensor, Tensor]:
         frequencies = self.frequencies(length, q.device)
         k_waves = self.waves(k_pos, frequencies)
-        q_waves = k_waves if q_pos is k_pos else self.waves(q_pos, frequencies)
+        # by document there is a row of frequencies a key, and the queries are the last of them
+        own = frequencies[..., -q.shape[2] :, :] if frequencies.dim() > 1 else frequencies
+        q_waves = k_waves if q_pos is k_pos else self.waves(q_pos, own)
         return self.turn(q, *q_waves), self.turn(k, *k_waves)
 
     def waves(self, pos: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:

@@ -41,7 +41,7 @@ class ByPartsRoPE(ScaledRoPE):
             within(f"position.{key}", turns, 1e-9, LONGEST)
         self.alpha, self.beta = alpha, beta
 
-    def scaled(self, frequencies: Tensor, length: int) -> Tensor:
+    def scaled(self, frequencies: Tensor, length: int | Tensor) -> Tensor:
         gamma = self.kept(frequencies)
         return (1 - gamma) * frequencies / self.factor + gamma * frequencies
 

@@ -36,8 +36,11 @@ class ScaledRoPE(RoPE):
         self.factor = factor
         self.original_context = original_context or config.context_length
 
-    def rebased(self, frequencies: Tensor, s: float) -> Tensor:
-        """Those of base · s^(R/(R-2)): the fastest pair as it was, the slowest slower by s."""
+    def rebased(self, frequencies: Tensor, s: float | Tensor) -> Tensor:
+        """Those of base · s^(R/(R-2)): the fastest pair as it was, the slowest slower by s.
+
+        s: a number, or (..., 1) of them for frequencies (..., R/2).
+        """
         t = torch.arange(len(frequencies), device=frequencies.device)
         return frequencies * s ** (-2 * t.to(frequencies.dtype) / max(self.width - 2, 1))
 
@@ -45,25 +48,33 @@ class ScaledRoPE(RoPE):
 class LinearRoPE(ScaledRoPE):
     """Position interpolation (Chen et al. 2023, equation 4): position m counts as m / s."""
 
-    def scaled(self, frequencies: Tensor, length: int) -> Tensor:
+    def scaled(self, frequencies: Tensor, length: int | Tensor) -> Tensor:
         return frequencies / self.factor
 
 
 class NTKRoPE(ScaledRoPE):
     """NTK-aware scaling (bloc97 2023; Peng et al. 2023, YaRN, equations 14 to 16): a larger base."""
 
-    def scaled(self, frequencies: Tensor, length: int) -> Tensor:
+    def scaled(self, frequencies: Tensor, length: int | Tensor) -> Tensor:
         return self.rebased(frequencies, self.factor)
 
 
 class DynamicRoPE(ScaledRoPE):
     """Dynamic NTK (emozilla 2023): plain up to L, beyond it a base that grows with the text.
 
-    As Hugging Face computes it, s' = s·l/L - (s - 1) for l tokens; with s = 1 that is the l/L of
-    YaRN's paper. All keys are turned anew when l grows, so that decoding with a cache gives what
-    one pass over the whole text gives for its last token.
+    As Hugging Face computes it, s' = s·l/L - (s - 1) for l tokens of a document; with s = 1 that is
+    the l/L of YaRN's paper. All keys are turned anew when l grows. But beyond L what a cache keeps
+    of a token, from the second layer on, was made when the text was shorter: decoding token by
+    token equals one pass over the text up to L tokens, or in a single layer, and differs beyond.
     """
 
-    def scaled(self, frequencies: Tensor, length: int) -> Tensor:
-        beyond = max(length - self.original_context, 0) / self.original_context
+    def varies_at(self, length: int) -> bool:
+        return length > self.original_context
+
+    def scaled(self, frequencies: Tensor, length: int | Tensor) -> Tensor:
+        L = self.original_context
+        if isinstance(length, Tensor):
+            beyond = (length - L).clamp(min=0)[..., None].to(frequencies.dtype) / L
+        else:
+            beyond = max(length - L, 0) / L
         return self.rebased(frequencies, 1 + self.factor * beyond)

@@ -7,24 +7,27 @@ pair turns the sooner it fades. gamma = 0.4 and scale_base = 512 as released.
 Those powers leave every number format (10^35 at position 32,768), while the product is tame: only
 the difference m - n matters. The released code counts from the middle of the whole input, which
 moves the overflow further out. Here each call counts from the middle of its own queries and asks for
-at most `span` of them: queries and the keys near them then have factors between 1/150 and 150, far
-keys go to zero as they should, and no length overflows, in float16 too.
+at most `span` of them, about 4,000 with those numbers: queries and the keys near them then have
+factors between 1/150 and 150, far keys go to zero as they should, and no length overflows, in
+float16 too.
 """
 
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from configs.check import within
+from configs.check import LONGEST, within
 from errors import UserError
 from model.config import ModelConfig
 from model.position.rope import RoPE
 
+REACH = 5.0  # natural logarithm of the largest factor that a query gets
+
 
 class XPos(RoPE):
     family = None  # weights trained without fading know nothing of it
-    span = 4096
 
     def __init__(
         self,
@@ -40,9 +43,11 @@ class XPos(RoPE):
             raise UserError(f"position.gamma={gamma} must be above 0")
         within("position.scale_base", scale_base, 1, 1e18)
         self.gamma, self.scale_base = gamma, scale_base
+        steepest = math.log1p(1 / gamma) / scale_base  # a token, in the pair that fades soonest
+        self.span = int(min(max(2 * REACH / max(steepest, 1e-30), 1), LONGEST))
 
     def rotate(
-        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, length: int
+        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, length: int | Tensor
     ) -> tuple[Tensor, Tensor]:
         frequencies = self.frequencies(length, q.device)
         t = torch.arange(self.width // 2, device=q.device).to(frequencies.dtype)

@@ -14,7 +14,7 @@ from configs.check import build
 from data.corpora import CORPORA
 from data.prepare import prepare_split
 from data.tokenizer import EOS, Tokenizer
-from training import run
+from runs.config import load_config
 
 WORDS = "to be or not to be that is the question " * 9
 BASE = [
@@ -30,7 +30,7 @@ FILES = ["data=files", "data.validation=[held.txt]", "data.test=[]", "data.cache
 @pytest.fixture(autouse=True)
 def fresh(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("held.txt").write_text(WORDS)
+    Path("held.txt").write_text("held out " + WORDS)
 
 
 def train(*overrides: str) -> int:
@@ -57,7 +57,18 @@ GOOD = {
         b'{"text": "\\ud83d\\udc15' + WORDS.encode() + b'"}\n',
         ["🐕" + WORDS],
     ),
-    "a byte order mark": ("a.md", ("\ufeff" + WORDS).encode(), ["\ufeff" + WORDS]),
+    "a byte order mark": ("a.md", ("\ufeff" + WORDS).encode(), [WORDS]),
+    "a byte order mark and one more": (
+        "a.txt",
+        f"\ufeff\ufeff{WORDS}".encode(),
+        ["\ufeff" + WORDS],
+    ),
+    "a byte order mark before rows": ("a.jsonl", b"\xef\xbb\xbf" + rows(WORDS), [WORDS]),
+    "a byte order mark on a line of its own": (
+        "a.jsonl",
+        b"\xef\xbb\xbf\r\n" + rows(WORDS),
+        [WORDS],
+    ),
     "a text smaller than a batch": ("a.txt", WORDS[:64].encode(), [WORDS[:64]]),
 }
 
@@ -67,7 +78,7 @@ def test_trains_on_exactly_that_text(name, content, texts, capfd):
     Path(name).write_bytes(content)
     code = train(f"data.train=[{name}]", "data.document_mask=true")
     assert code == 0, capfd.readouterr().err
-    config = run.load_config(Path("run"))
+    config = load_config(Path("run"))
     tokenizer = Tokenizer.load("run/tokenizer.json")
     split = prepare_split(build("data", CORPORA, config.data), "train", tokenizer)
     assert [tokenizer.decode(split.document(d).tolist()) for d in range(len(split))] == texts
@@ -77,6 +88,8 @@ def test_trains_on_exactly_that_text(name, content, texts, capfd):
 BAD = {
     "half a pair of surrogates": ("a.jsonl", b'{"text": "\\ud800 x"}\n', r"a.jsonl:1: field 'text' has \ud800"),
     "half a pair, as bytes": ("a.txt", b"ab\xed\xa0\x80", "a.txt: not UTF-8 at byte 2"),
+    "no UTF-8 after a byte order mark": ("a.jsonl", b"\xef\xbb\xbf\xff", "a.jsonl: not UTF-8 at byte 3"),
+    "the held-out text": ("a.jsonl", rows("held out " + WORDS), "'held.txt' and 'a.jsonl:1' of data.train"),
     "no UTF-8": ("a.txt", b"abc\xff", "a.txt: not UTF-8 at byte 3"),
     "UTF-16": ("a.txt", WORDS.encode("utf-16"), "a.txt: not UTF-8 at byte 0"),
     "a missing field": ("a.jsonl", b'{"body": "x"}\n', "no field data.text_field=text; there are body"),

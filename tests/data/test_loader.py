@@ -1,15 +1,17 @@
 """The loader: each step's batch depends on the seed and the step alone, and an epoch trains each window once."""
 
+from inspect import signature
 from queue import Queue
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.loader import Ahead, Batch, Loader, batch_hash
+from data.loader import IGNORED, Ahead, Batch, Loader, batch_hash
 from data.prepare import TokenSplit
 from errors import UserError
 
@@ -93,7 +95,11 @@ def test_types() -> None:
     masked = loader(stream([100]), document_mask=True).batch(0)
     assert torch.equal(masked.tokens, plain.tokens)
     assert masked.segments is not None
-    assert masked.segments.shape == (4, 8) and masked.segments.dtype == torch.int64
+    assert masked.segments.shape == (4, 9) and masked.segments.dtype == torch.int64
+    assert masked.documents is not None
+    for batch in (plain, masked):
+        assert batch.inputs.shape == batch.targets.shape == masked.documents.shape == (4, 8)
+    assert signature(F.cross_entropy).parameters["ignore_index"].default == IGNORED
 
 
 @given(
@@ -105,13 +111,16 @@ def test_segments_follow_the_documents(lengths: list[int], step: int) -> None:
     batch = loader(split, document_mask=True, context_length=7).batch(step)
     assert batch.segments is not None
     owner = [d for d, length in enumerate(lengths) for _ in range(length)]
-    for row, segments in zip(batch.tokens[:, :-1].tolist(), batch.segments.tolist(), strict=True):
+    rows = zip(*(x.tolist() for x in (batch.tokens, batch.segments, batch.targets)), strict=True)
+    for row, segments, targets in rows:
         segment = 0
         for i, token in enumerate(row):
             starts_document = token in split.offsets
             segment += bool(i and starts_document)
             assert segments[i] == segment
             assert not i or starts_document or owner[token] == owner[row[i - 1]]
+            if i:  # nothing in a document tells its first token
+                assert targets[i - 1] == (IGNORED if starts_document else token)
 
 
 def test_hash_sees_every_part() -> None:
@@ -129,6 +138,8 @@ def test_what_does_not_fit_is_named() -> None:
     assert loader(stream([9])).batch(5).tokens.shape == (4, 9)
     with pytest.raises(UserError, match=r"context_length=8 needs 9 tokens and the text has 8"):
         loader(stream([8]))
+    with pytest.raises(UserError, match="context_length of at least 2, not 1"):
+        loader(stream([90]), context_length=1, document_mask=True)
     with pytest.raises(UserError, match=r"train\.batch_size=4"):
         loader(stream([90]), world=3)
 

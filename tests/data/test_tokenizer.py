@@ -2,10 +2,15 @@
 everywhere."""
 
 import hashlib
+import json
 import os
+import random
 import subprocess
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -127,6 +132,221 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
     special.save(str(path))
     with pytest.raises(UserError, match="added tokens"):
         Tokenizer.load(path)
+
+
+FORM = {
+    "a normalizer": {"normalizer": {"type": "Lowercase"}},
+    "letters mapped to one": {
+        "normalizer": {"type": "Replace", "pattern": {"Regex": "[a-y]"}, "content": "z"}
+    },
+    "a prefix space": {"pre_tokenizer": {"add_prefix_space": True}},
+    "words without blanks": {
+        "pre_tokenizer": {"type": "Whitespace", "add_prefix_space": False},
+    },
+    "a letter dropped": {
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {
+                    "type": "Split",
+                    "pattern": {"Regex": "犬"},
+                    "behavior": "Removed",
+                    "invert": False,
+                },
+                {
+                    "type": "ByteLevel",
+                    "add_prefix_space": False,
+                    "trim_offsets": True,
+                    "use_regex": True,
+                },
+            ],
+        }
+    },
+    "no pre-tokenizer": {"pre_tokenizer": None},
+    "no decoder": {"decoder": None},
+    "another decoder": {"decoder": {"type": "Fuse"}},
+    "texts cut short": {
+        "truncation": {
+            "direction": "Right",
+            "max_length": 4,
+            "strategy": "LongestFirst",
+            "stride": 0,
+        }
+    },
+    "a template": {
+        "post_processor": {
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
+        }
+    },
+    "dropout": {"model": {"dropout": 0.5}},
+    "a suffix": {"model": {"end_of_word_suffix": "</w>"}},
+    "a prefix": {"model": {"continuing_subword_prefix": "##"}},
+    "another model": {"model": {"type": "WordLevel", "unk_token": "a"}},
+    "a gap in the numbers": {"model": {"vocab": {EOS: 400}}},
+    "a number twice": {"model": {"vocab": {EOS: 0}}},
+    "a token of no bytes": {"model": {"vocab": {"犬": 300}}},
+    "a missing byte": {"model": {"vocab": {"a": None}}},
+    "a text that ends a document": {
+        "pre_tokenizer": {"use_regex": False},
+        "model": {"ignore_merges": True},
+    },
+}
+
+
+def changed(state: Any, by: Any) -> Any:
+    if not isinstance(state, dict) or not isinstance(by, dict):
+        return by
+    merged = {key: changed(state.get(key), value) for key, value in by.items()}
+    return {
+        key: value
+        for key, value in {**state, **merged}.items()
+        if key not in by or value is not None or key in OPTIONAL
+    }
+
+
+OPTIONAL = ("pre_tokenizer", "decoder")  # null says something there
+
+
+@pytest.mark.parametrize("change", FORM.values(), ids=FORM)
+def test_a_tokenizer_that_may_lose_text_is_refused(tmp_path: Path, change: dict) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(changed(json.loads(BPES[300]._text), change)))
+    with pytest.raises(UserError) as refused:
+        Tokenizer.load(path)
+    said = str(refused.value)
+    assert said.startswith(f"{path}: not a tokenizer of this program: ") and "\n" not in said
+
+
+def test_two_tokens_with_one_number_are_refused(tmp_path: Path) -> None:
+    rare = BPE(vocab_size=260, sample_bytes=None).train([{"text": "qzqzjqzj " * 50}])
+    state = json.loads(rare._text)
+    merged = [token for token in state["model"]["vocab"] if len(token) > 1 and token != EOS]
+    state["model"]["vocab"][merged[0]] = state["model"]["vocab"][merged[1]]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    with pytest.raises(UserError, match="numbered 0, 1, 2"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+
+
+def test_what_gives_no_text_back_is_refused_whatever_its_form(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "tokenizer.json"
+    BPES[300].save(path)
+    decode = Tokenizer.decode
+    for letter in "é\u2028\0 ":
+        monkeypatch.setattr(
+            Tokenizer, "decode", lambda t, ids, x=letter: decode(t, ids).replace(x, "")
+        )
+        with pytest.raises(UserError, match="does not give back"):
+            Tokenizer.load(path)
+
+
+ORDINARY = ["words", "lines", "Chinese with commas", "blanks"]
+
+
+def text(kind: str, n: int) -> str:
+    """About n characters."""
+    rng = random.Random(n)
+    word = lambda k: "".join(rng.choices("etaoinshrdlu", k=k))  # noqa: E731
+    match kind:
+        case "words":
+            return " ".join(word(6) for _ in range(n // 7))
+        case "lines":
+            return "\n".join(word(6) for _ in range(n // 7))
+        case "letters":
+            return "".join(rng.choices("acgt", k=n))
+        case "Chinese":
+            return "".join(chr(rng.randint(0x4E00, 0x9000)) for _ in range(n))
+        case "Chinese with commas":
+            return "\uff0c".join(
+                "".join(chr(rng.randint(0x4E00, 0x4F00)) for _ in range(9)) for _ in range(n // 10)
+            )
+        case "one letter":
+            return "a" * n
+        case "blanks":
+            return "".join(
+                word(3) + "\n" * rng.randint(0, 3) + " " * rng.randint(1, 9) for _ in range(n // 10)
+            )
+    raise ValueError(kind)
+
+
+def in_process(texts: Iterable[str | None], vocab_size: int) -> tokenizers.models.Model:
+    """As `learned`, without any bound on words."""
+    learner = tokenizers.Tokenizer(tokenizers.models.BPE())
+    learner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size, initial_alphabet=module.byte_characters(), show_progress=False
+    )
+    learner.train_from_iterator(texts, trainer)
+    return learner.model
+
+
+@pytest.mark.parametrize("kind", ORDINARY)
+def test_ordinary_text_gives_the_tokens_that_it_always_gave(kind: str, monkeypatch) -> None:
+    """Neither where a text is cut nor the bound on words changes them."""
+    rows = [{"text": text(kind, 3000)}]
+    mine = BPE(vocab_size=500, sample_bytes=None).train(rows)
+    monkeypatch.setattr(module, "learned", in_process)
+    assert BPE(vocab_size=500, sample_bytes=None).train(rows).hash == mine.hash
+    long = text(kind, 30_000)
+    whole = mine._tokenizer.encode(long).ids
+    monkeypatch.setattr(module, "PIECE", 1000)
+    assert mine.encode(long) == whole
+
+
+@pytest.mark.parametrize("kind", ["lines", "letters", "Chinese", "one letter"])
+def test_text_without_blanks_takes_time_in_proportion(kind: str) -> None:
+    """In pieces of bounded length, and none of the words learned from is long: not the square of it."""
+    for size in (1, 300_000, 1_000_000):
+        parts = list(pieces(whole := text(kind, size)))
+        assert "".join(parts) == whole and max(map(len, parts)) <= module.MOST
+    began = time.monotonic()
+    tokenizer = BPE(vocab_size=268, sample_bytes=None).train([{"text": text(kind, 300_000)}])
+    assert time.monotonic() - began < 20  # unbounded: minutes
+    check(tokenizer, text(kind, 300_000))
+
+
+def test_learning_that_goes_wrong_is_one_line(monkeypatch, capfd) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(
+        UserError, match=r"learning the tokenizer ended with 1.*tokenizer\.sample_bytes"
+    ):
+        BPE(vocab_size=300, sample_bytes=None).train(ENGLISH)
+
+
+def test_who_learns_ends_with_who_asked(tmp_path: Path) -> None:
+    """Killed without a chance to say so, while texts are read and while merges are made."""
+    code = (
+        "import random, sys, time\n"
+        "from data.tokenizer import BPE\n"
+        "words = (''.join(random.choices('abcdefghijklmnopqrstuvwxyz', k=8)) for _ in range(1_000_000))\n"
+        "def rows():\n"
+        "    yield {'text': ' '.join(words)}\n"
+        "    print('read', flush=True)\n"
+        "    time.sleep(60 * (sys.argv[1] == 'reading'))\n"
+        "BPE(vocab_size=30_000, sample_bytes=None).train(rows())"
+    )
+    for phase in ("reading", "merging"):
+        asked = subprocess.Popen(
+            [sys.executable, "-c", code, phase], cwd=ROOT, stdout=subprocess.PIPE
+        )
+        assert asked.stdout and asked.stdout.readline() == b"read\n"
+        time.sleep(0.5)
+        (child,) = Path(f"/proc/{asked.pid}/task/{asked.pid}/children").read_text().split()
+        asked.kill()
+        asked.wait()
+        end = time.monotonic() + 2
+        while running(child) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not running(child), phase
+
+
+def running(process: str) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_sizes_out_of_reach() -> None:

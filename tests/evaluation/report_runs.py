@@ -3,10 +3,13 @@
 import json
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from conftest import ROOT
+from omegaconf import OmegaConf
 
 from evaluation import results
 from evaluation.protocols import Plan, Scores, non_overlapping, per_position, same_tokens
@@ -36,8 +39,9 @@ def write_run(
     """One trained run, evaluated at `lengths`; unsupported beyond `limit`."""
     folder.mkdir(parents=True, exist_ok=True)
     trained = {"context_length": 128, "seed": seed, "train": {"batch_size": 4, "steps": 50}}
-    trained |= {"position": {"name": label}, **(config or {})}
-    (folder / "config.yaml").write_text(json.dumps(trained))  # JSON is YAML
+    trained |= {"position": {"name": label}}
+    merged = OmegaConf.merge(default_config(), trained, config or {})
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(merged, resolve=True))
     lines = [
         {"attempt": 0, "step": s, "tokens": 512 * s, "seconds": s / 10, "val/loss": 5 - s / 25}
         for s in (10, 30, 50)
@@ -55,6 +59,18 @@ def write_run(
             entries += results.make_rows(plan, scores, words)
     results.save(folder / "eval", head, entries)
     return folder
+
+
+@cache
+def default_config() -> Any:
+    """What `python train.py` alone composes, as far as compare reads it."""
+    whole: Any = OmegaConf.load(ROOT / "configs/train.yaml")
+    for entry in whole.pop("defaults"):
+        for group, option in entry.items() if not isinstance(entry, str) else ():
+            if (path := ROOT / f"configs/{group}/{option}.yaml").is_file():
+                whole[group] = OmegaConf.load(path)
+    del whole["hydra"]
+    return whole
 
 
 def make_header(label: str, seed: int) -> dict[str, Any]:

@@ -5,7 +5,8 @@ be no check at all.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import broken_schemes as wrong
 import pytest
@@ -16,6 +17,7 @@ import model.attention
 import model.fold
 import model.position.alibi
 import model.transformer
+from evaluation.kit.subjects import FADING_AND_NONE, PAIRS_AND_PAIRS
 from model.attention import Places
 from model.position import POSITIONS
 from model.position.base import Position
@@ -31,6 +33,7 @@ class Case:
     patch: Patch | type[Position]  # a type: takes the scheme's place
     caught_by: tuple[str, ...]
     error: type[Exception] | None = None  # what the checks may raise instead of finding a number
+    of: dict[str, Any] = field(default_factory=dict)  # settings that are not the file's
 
     def apply(self, patch: pytest.MonkeyPatch) -> None:
         if isinstance(self.patch, type):
@@ -80,12 +83,49 @@ def counts_from_zero(places: Places) -> Places:
     return replace(places, q_pos=places.q_pos - places.q_pos.min())
 
 
+def future_of_long_blocks(patch: pytest.MonkeyPatch) -> None:
+    """In blocks of 128 queries and more each sees the next token, too."""
+    toeplitz = model.attention.toeplitz
+
+    def leaking(table: torch.Tensor, rows: int) -> torch.Tensor:
+        block = toeplitz(table, rows)
+        if rows < 128:
+            return block
+        return torch.cat((block[..., :1], block[..., :-1]), dim=-1)
+
+    patch.setattr(model.attention, "toeplitz", leaking)
+
+
+def own_window_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """The log scale counts what a layer's own window hides."""
+    patch.setattr(model.transformer, "smallest", lambda own, of_call: of_call)
+
+
+def scores_by_block_alone(patch: pytest.MonkeyPatch) -> None:
+    """Kept for the next layer, whatever its scheme."""
+    pairs = model.attention.pairs
+
+    def kept(position, places, a, b, low, high, keep):
+        found = places.pairs.get((a, b, low, high))
+        if found is None:
+            found = pairs(position, places, a, b, low, high, keep)
+            places.pairs[a, b, low, high] = found
+        return found
+
+    patch.setattr(model.attention, "pairs", kept)
+
+
 def no_documents(places: Places) -> Places:
     return replace(places, segments=None)
 
 
 def runs_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(model.transformer, "restarted", lambda index, segments: index.expand(2, -1))
+
+
+def packed_length(patch: pytest.MonkeyPatch) -> None:
+    """A scheme sees the length of the window, not of its document."""
+    patch.setattr(Places, "lengths", lambda self: torch.full_like(self.segments, self.length))
 
 
 def wide_window(patch: pytest.MonkeyPatch) -> None:
@@ -132,12 +172,16 @@ def shared_stream(patch: pytest.MonkeyPatch) -> None:
 
 
 LLAMA, LLAMA_8 = "transformers' Llama", "transformers' Llama, factor 8"
+BEYOND = "cache, beyond the context"
 MASKS, DISTINCT = "formula, windows and documents", "65,536 distinct positions"
 BLOOM, MPT, FALCON = "transformers' BLOOM", "transformers' MPT", "transformers' Falcon, slopes"
 T5, SLOPES = "transformers' T5, buckets", "slopes of 6, 8, 12 heads"
 XPOS, GATE, WAVES = (f"x-transformers, {x}" for x in ("products", "forget gate", "waves"))
 TIMES, NTK = "positions times the factor = rope", "factor 8 = rope_ntk by 8 l/L - 7"
 UNPERMUTED, TEMPERATURE = "interleaved differs, unpermuted", "temperature = a softmax scale"
+
+LOG_WINDOWS = {"layers": FADING_AND_NONE, "softmax_scale": "log"}
+TWO_NETWORKS = {"layers": PAIRS_AND_PAIRS}
 
 CASES = [
     Case("wrong pairing", "rope", wrong.WrongPairs, ("formula", LLAMA)),
@@ -154,6 +198,9 @@ CASES = [
     Case("temperature twice", "rope_yarn", wrong.Hot, ("formula", LLAMA_8, TEMPERATURE)),
     Case("never grows", "rope_dynamic", wrong.NeverGrows, ("formula", LLAMA_8, NTK)),
     Case("remembers the longest text", "rope_dynamic", wrong.RemembersLongest, ("call order",)),
+    Case("the window's length", "rope_dynamic", packed_length, (MASKS, "documents")),
+    Case("says it is steady", "rope_dynamic", wrong.SaysItIsSteady, (BEYOND, MASKS, "documents")),
+    Case("says it varies", "rope", wrong.SaysItVaries, (BEYOND,)),
     Case("grows with distance", "xpos", wrong.Blooming, ("formula", XPOS)),
     Case(
         "sines first",
@@ -190,5 +237,13 @@ CASES = [
     ),
     Case("widens what it turns", "rope", wrong.Widening, ("formula, bfloat16",), RuntimeError),
     Case("distances off by one", "t5", shifted_diagonal, ("formula", "score form, float32")),
+    *(
+        Case("long blocks leak", option, future_of_long_blocks, ("score form, whole blocks",))
+        for option in ("none", "alibi", "t5", "fire", "fox", "hybrid")
+    ),
+    Case(
+        "own window forgotten", "hybrid", own_window_forgotten, ("formula", MASKS), of=LOG_WINDOWS
+    ),
+    Case("scores by block alone", "hybrid", scores_by_block_alone, ("formula",), of=TWO_NETWORKS),
     Case("weights from a shared stream", "t5", shared_stream, ("paired weights",)),
 ]

@@ -119,6 +119,16 @@ class RemembersLongest(DynamicRoPE):
         return super().scaled(frequencies, self.longest)
 
 
+class SaysItIsSteady(DynamicRoPE):
+    def varies_at(self, length: int) -> bool:
+        return False
+
+
+class SaysItVaries(RoPE):
+    def varies_at(self, length: int) -> bool:
+        return length > 33
+
+
 class Blooming(XPos):
     """Grows with distance."""
 

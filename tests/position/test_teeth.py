@@ -19,7 +19,7 @@ def caught(row: Row, error: type[Exception] | None) -> bool:
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.option}: {c.name}")
 def test_is_caught(case, monkeypatch):
     case.apply(monkeypatch)
-    found = {row.check: row for row in rows([by_name(case.option)])}
+    found = {row.check: row for row in rows([by_name(case.option, **case.of)])}
     missed = [name for name in case.caught_by if not caught(found[name], case.error)]
     assert not missed, f"not noticed by {missed}"
 

@@ -7,8 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.loader import Loader
 from data.prepare import TokenSplit
 from evaluation.kit.subjects import Subject, by_name, gap, subjects
+from train import shares
 from training.distributed import World
 from training.precision import Precision
 from training.ranks import launched
@@ -60,7 +62,7 @@ def validation(world: World, windows: int) -> None:
     model = by_name("rope").build(torch.float32)
 
     def measure(world: World) -> dict[str, float]:
-        loader = {"context_length": 8, "batch_size": 4, "tokens": 10**6, "document_mask": True}
+        loader = {"context_length": 8, "tokens": 10**6, "document_mask": True}
         device = torch.device("cpu")
         found = Validation(split, **loader, position_range=50, rows=2, device=device, world=world)
         return found.measure(model, Precision("fp32", device))
@@ -69,12 +71,34 @@ def validation(world: World, windows: int) -> None:
     assert all(abs(together[key] / alone[key] - 1) < 1e-6 for key in alone), (alone, together)
 
 
+def borders(world: World) -> None:
+    """With unequally many targets in the parts: the mean over all that count, whoever has them."""
+    model, offsets = by_name("rope").build(), np.array([0, 2, 4, 6, 8, 11, 40, 80, 161])
+    tokens = np.random.default_rng(0).integers(61, size=161).astype(np.uint16)
+    split = TokenSplit(tokens, offsets, [""] * 8, np.ones(61, np.int64), "", 0)
+
+    def loss(world: World, accumulate: int) -> float:
+        settings = {"context_length": 20, "batch_size": 8, "seed": 1, "document_mask": True}
+        batch = Loader(split, **settings, rank=world.rank, world=world.size).batch(0)
+        parts = batch.chunk(accumulate)
+        losses = [
+            model(part.inputs, part.targets, mean=True, segments=part.documents) / share
+            for part, share in zip(parts, shares(parts, world), strict=True)
+        ]
+        return world.mean(sum(losses[1:], losses[0])).item()
+
+    alone = loss(World(), 1)
+    for accumulate in (1, 2, 4):
+        assert abs(loss(world, accumulate) / alone - 1) < 1e-12
+
+
 def main() -> None:
     torch.set_num_threads(1)
     world = launched()
     numbers(world)
     for windows in (1, 2, 4, 13):
         validation(world, windows)
+    borders(world)
     for subject in subjects(variants=False):
         gradients(world, subject)
     gradients(world, by_name("t5"), lambda model: torch.compile(model, backend="aot_eager"))

@@ -13,6 +13,7 @@ from torch import nn
 from configs.schema import OptimSettings
 from data.tokenizer import Bytes
 from errors import UserError
+from runs.config import load_config
 from training import checkpoint, run
 from training.checkpoint import State
 from training.optim import build_optimizer
@@ -34,7 +35,7 @@ class Net(nn.Module):
 @pytest.fixture
 def saved(smoke, tmp_path):
     """saved(step, best_step, wrapper): a checkpoint of a small network in tmp_path; the network."""
-    config = run.load_config(smoke("rope"))
+    config = load_config(smoke("rope"))
     scaler = torch.amp.GradScaler("cpu", enabled=False)
 
     def save(step=1, best_step=None, wrap=lambda net: net):
@@ -227,10 +228,10 @@ def test_nothing_in_a_checkpoint_is_executed(tmp_path, saved):
     for config in (text.replace("device: cpu", "device: !!python/name:os.mkdir"), "a: [", "", "5"):
         (path / "config.yaml").write_text(config)
         with pytest.raises(UserError, match=r"config\.yaml is no configuration of a run"):
-            run.load_config(path)
+            load_config(path)
     (path / "config.yaml").write_text(text.replace("device: cpu", "device: ${oc.env:HOME}"))
     with pytest.raises(UserError, match="every value written out"):
-        run.load_config(path)
+        load_config(path)
     assert not (tmp_path / "harm").exists()
 
 

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.subjects import shape
 from errors import UserError
 from model.transformer import Transformer
-from tests.runs import records, train
+from tests.trained import records, train
 from training import cost
 from training.precision import Precision
 

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 import train as train_module
 from errors import UserError
-from training import checkpoint, resume, run
+from runs.config import load_config
+from training import checkpoint, resume
 from training.metrics import read_metrics
 
 INSIDE = [f"checkpoints/step-000004/{n}" for n in sorted(checkpoint.FILES | {"manifest.json"})]
@@ -148,7 +149,7 @@ def test_a_damaged_checkpoint_is_passed_over(copy, whole, capfd):
 
 def resume_settings(folder: Path) -> list[str]:
     """The overrides that a run was made with, but for its folder."""
-    config = run.load_config(folder)
+    config = load_config(folder)
     data = [f"data.{k}={config.data[k]}" for k in ("train", "validation", "test", "cache_dir")]
     steps = ["train.steps=6", "train.save_every=2", "train.eval_every=2", "train.log_every=1"]
     return [*SMALL, *data, *steps, "optim.lr=1e-2"]
@@ -158,7 +159,7 @@ def test_no_flipped_bit_of_config_yaml_changes_a_run_unseen(copy):
     """But for what a resume may change; of train.steps a line says that it is another."""
     folder = copy()
     path = checkpoint.find(folder, "last")
-    file, known = folder / "config.yaml", resume.identity(run.load_config(folder))
+    file, known = folder / "config.yaml", resume.identity(load_config(folder))
     text = file.read_bytes()
     for i in range(0, len(text), 17):
         data = bytearray(text)

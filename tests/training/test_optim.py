@@ -75,3 +75,9 @@ def test_one_step_equals_adamw_by_hand():
 def test_bad_numbers_are_named(key):
     with pytest.raises(UserError, match=f"optim.{key}"):
         build_optimizer(model("none", True), dataclasses.replace(SETTINGS, **{key: -1.0}))
+
+
+def test_the_cosine_comes_down():
+    build_optimizer(model("none", True), dataclasses.replace(SETTINGS, min_lr=SETTINGS.lr))
+    with pytest.raises(UserError, match=r"optim\.min_lr=.* must not be above optim\.lr="):
+        build_optimizer(model("none", True), dataclasses.replace(SETTINGS, min_lr=2 * SETTINGS.lr))

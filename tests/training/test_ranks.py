@@ -138,6 +138,16 @@ def test_the_world_is_torchruns(monkeypatch):
     assert (world.rank, world.size, world.local_rank, world.main) == (5, 6, 1, False)
 
 
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "LOCAL_RANK"])
+@pytest.mark.parametrize("value", ["", "abc", "-1", "1.5", "²", "9" * 5000])
+def test_a_variable_that_is_no_number_is_named(monkeypatch, name, value):
+    for other in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(other, "2")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"{name}=.* must be a whole number"):
+        launched()
+
+
 def test_commands_for_one_process_say_so():
     with pytest.raises(UserError, match="without torchrun"):
         alone(lambda config, given: None)(None, [], Ranks(0, 2, 0))

@@ -11,8 +11,9 @@ from conftest import SMALL, command
 from filelock import FileLock
 
 import train as train_module
-from tests.runs import FEW_TOKENS, records, same_bits, same_metrics, train
-from training import checkpoint, run
+from runs.config import load_config
+from tests.trained import FEW_TOKENS, records, same_bits, same_metrics, train
+from training import checkpoint
 from training.optim import learning_rate
 
 
@@ -101,7 +102,7 @@ def test_a_longer_run_stays_longer(tmp_path, monkeypatch, corpus, capfd, stopped
     stopped(signal.SIGTERM, 22)
     capfd.readouterr()
     assert command("train", "resume=outputs/a", "train.steps=25", "tracker.name=none") == 143
-    longer = learning_rate(20, 25, run.load_config(Path("outputs/a")).optim)
+    longer = learning_rate(20, 25, load_config(Path("outputs/a")).optim)
     said = capfd.readouterr().out
     assert (
         "train.steps is 25, no longer 20: from here on the learning rate follows the cosine" in said
@@ -111,7 +112,7 @@ def test_a_longer_run_stays_longer(tmp_path, monkeypatch, corpus, capfd, stopped
     a = tmp_path / "outputs/a"
     rates = {r["step"]: r["train/lr"] for r in records(a)}
     assert rates[20] == pytest.approx(2e-4) and rates[21] == longer > 3e-4
-    config = run.load_config(a)
+    config = load_config(a)
     assert (config.train.steps, config.device, config.resume) == (25, "cpu", None)
     assert [r["attempt"] for r in records(a) if r["step"] > 20] == [1, 1, 2, 2, 2]
     assert command("train", "resume=outputs/a") == 1
@@ -123,7 +124,7 @@ def test_resume_and_init_from_want_the_same_text_and_tokens(
 ):
     text, held_out = tmp_path / "text.txt", tmp_path / "held_out.txt"
     for file in (text, held_out):
-        file.write_text("to be or not to be that is the question " * 200)
+        file.write_text(f"{file.stem} to be or not to be that is the question " * 200)
     files = [f"data.train=[{text}]", f"data.validation=[{held_out}]", *corpus[2:]]
     data = [*files, "tokenizer=bytes", "hydra.run.dir=outputs/a"]
     arguments = [a for a in SMALL if not a.startswith("tokenizer.")]

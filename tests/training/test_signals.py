@@ -1,6 +1,7 @@
 """SIGTERM and SIGINT: the run saves and says how to go on, with the exit code of the shell; a second one is at once."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 from conftest import ROOT, SMALL, command
 
 import train as train_module
-from tests.runs import same_bits, same_metrics
+from tests.trained import same_bits, same_metrics
 from training import checkpoint, feed, validation
 from training.distributed import World
 from training.signals import Stop
@@ -49,6 +50,40 @@ def test_while_data_is_prepared_there_is_nothing_to_save(
     assert command("train", *SMALL, *corpus) == code
     assert "stopped before the first step: there is nothing to save" in capfd.readouterr().err
     assert not Path("outputs").exists()  # nor an empty folder
+
+
+@pytest.mark.parametrize(
+    ("wait", "number", "code"),
+    [(0.0, signal.SIGINT, 130), (2.0, signal.SIGTERM, 143)],
+    ids=["reading", "merging"],
+)
+def test_a_tokenizer_in_the_making_is_no_reason_to_wait(tmp_path, wait, number, code):
+    """Which would take 10 seconds and more; a terminal sends Ctrl-C to every process of the group."""
+    rng = random.Random(0)
+    words = ("".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=8)) for _ in range(300_000))
+    (tmp_path / "text.txt").write_text(" ".join(words))
+    (tmp_path / "held_out.txt").write_text("held out " * 99)
+    data = ["data.train=[text.txt]", "data.validation=[held_out.txt]", "tokenizer.vocab_size=30000"]
+    process = subprocess.Popen(
+        [sys.executable, ROOT / "train.py", *SMALL[:4], *data, "data.cache_dir=cache"],
+        cwd=tmp_path, text=True, stderr=subprocess.PIPE, process_group=0,
+    )  # fmt: skip
+    try:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while not (own := children.read_text().split()):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        time.sleep(wait)
+        os.killpg(process.pid, number)
+        began = time.monotonic()
+        _, said = process.communicate(timeout=60)
+        assert time.monotonic() - began < 2
+        assert process.returncode == code and said.count("\n") == 1, said
+        assert "stopped before the first step: there is nothing to save" in said
+        assert not any(Path(f"/proc/{child}").exists() for child in own)
+        assert not list((tmp_path / "cache").glob("tokenizer-*.partial"))
+    finally:
+        process.kill()
 
 
 def test_in_validation_nothing_is_lost(tmp_path, monkeypatch, corpus, capfd):

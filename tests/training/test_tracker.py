@@ -1,14 +1,17 @@
 """The tracker against the real wandb: offline, and online against a small server of our own."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
 import pytest
+from conftest import ROOT
 
 from errors import UserError
 from tests.training.wandb_server import Server
@@ -185,6 +188,46 @@ def test_resume_keeps_the_id_and_goes_on_at_its_step(clean_wandb, tmp_path):
     records = inspect(tmp_path / "second")
     assert of(records, "run")[0]["run_id"] == first.run_id
     assert of(records, "history")[0]["step"] == {"num": 41}
+
+
+def test_what_we_print_uploads_every_part_of_a_resumed_run(online, tmp_path, monkeypatch):
+    offline = {**SETTINGS, "mode": "offline"}
+    run_id = None
+    for part in range(3):
+        with WandbTracker(**offline) as tracker:
+            start(tracker, tmp_path, "rope", run_id)
+            tracker.log({"train/loss": 1.0 + part}, step=part, tokens=part)
+            run_id = tracker.run_id
+        with WandbTracker(
+            **offline
+        ) as other:  # an evaluation of it: another run in the same folder
+            start(other, tmp_path, "rope eval")
+        time.sleep(1.1)  # wandb's folders are named by the second
+    assert online == []
+    command = tracker.notes[-1].split("&& ")[1]
+    bin = Path(sys.executable).parent
+    subprocess.run(f"{bin}/{command}", shell=True, check=True, capture_output=True, timeout=60)
+    assert [point["train/loss"] for point in online] == [1.0, 2.0, 3.0]
+
+
+def test_a_user_without_a_home_is_tracked_offline(tmp_path):
+    """As in a container that runs under a number that /etc/passwd does not know."""
+    (tmp_path / "sitecustomize.py").write_text("import pwd\npwd.getpwuid = {}.__getitem__\n")
+    code = (
+        "from pathlib import Path; from training.tracker import WandbTracker\n"
+        f"with WandbTracker(**{SETTINGS}) as tracker:\n"
+        "    tracker.start(folder=Path('run'), name='a', group='a', job_type='train', config={}, run_id=None)\n"
+        "print(tracker.notes[0])"
+    )
+    kept = {k: v for k, v in os.environ.items() if k != "HOME" and not k.startswith("WANDB")}
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=kept | {"PYTHONPATH": path},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "no wandb login, so this run is tracked offline" in done.stdout
+    assert list((tmp_path / "run/wandb").glob("offline-run-*"))
 
 
 def row(protocol: str, length: int, ppl: float | None, supported: bool = True, **other) -> dict:
