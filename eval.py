@@ -64,6 +64,7 @@ def evaluate_run(folder: Path, config: EvalConfig, given: list[str], world: Worl
     device = world.device(config.device)
     precision = Precision.choose(config.precision, device)
     position = evaluated_position(trained, config.position, given)
+    name = label(trained.position, position, given, unusual(config, precision.name))
     tracker = build("tracker", TRACKERS, own_tracker(config.tracker, trained.tracker, given))
     data = {**trained.data, **config.data}
 
@@ -80,7 +81,7 @@ def evaluate_run(folder: Path, config: EvalConfig, given: list[str], world: Worl
     split = world.first(lambda: prepare_split(corpus, config.split, tokenizer))
     world.same(f"the text in data.{config.split}", split.hash)
     about = header(
-        label(trained.position, position, given, unusual(config, precision.name)),
+        name,
         position,
         trained,
         config,

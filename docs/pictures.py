@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from docs.measures import CONFIGS, MEASURES, MULTIPLE, Line, build, panels, settings, speaks, tiny
 from errors import UserError
-from evaluation.figures import COLOURS, STYLE
+from evaluation.figures import COLOURS, STYLE, drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,12 +78,11 @@ def legend(figure: "Figure", found: Sequence[Line]) -> None:
 
 def picture(layers: Mapping[Any, list[int]]) -> str:
     """As SVG text: a row for each panel, within the trained context and to a multiple of it."""
-    import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
     reach = tiny().context_length
-    with matplotlib.rc_context({**STYLE, **LEAN}):
+    with drawing({**STYLE, **LEAN}):
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(7.2, 2.4 * len(layers) + 0.3), layout="constrained")
         FigureCanvasSVG(figure)
         shape = {"sharey": "row", "squeeze": False, "width_ratios": (2, 3)}

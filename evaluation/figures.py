@@ -6,8 +6,10 @@ keeps its colour, marker and dash in all figures: Okabe and Ito's colours, which
 readers can tell apart, and where those run out the dashes differ.
 """
 
+import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
@@ -234,12 +236,30 @@ def _plain_ticks(axes: "Axes", x: bool = False) -> None:
     axes.yaxis.minorticks_off()
 
 
-def svg(name: str, title: str, draw: "Callable[[Axes], None]") -> str:
-    import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
+@contextmanager
+def drawing(style: dict[Any, Any]) -> Iterator[None]:
+    """matplotlib as it was installed, under our style: no setting of the user's, who may have set up a notebook,
+    a backend, a matplotlibrc, changes a byte or has a say in whether there is a figure at all.
+    """
+    names = ("MPLBACKEND", "MATPLOTLIBRC")  # read at the first import
+    before = {name: os.environ.pop(name) for name in names if name in os.environ}
+    os.environ["MATPLOTLIBRC"] = os.devnull
+    try:
+        import matplotlib
+    finally:
+        del os.environ["MATPLOTLIBRC"]
+        os.environ |= before
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(style)
+        yield
 
-    with matplotlib.rc_context(STYLE):
+
+def svg(name: str, title: str, draw: "Callable[[Axes], None]") -> str:
+    with drawing(STYLE):
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(5.4, 4), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()

@@ -154,6 +154,26 @@ def test_positions_can_be_edited_and_rescaled(fresh, capfd):
         assert abs(by_length(scaled, "same_tokens")[length]["loss"] - row["loss"]) > 1e-6
 
 
+def test_settings_of_any_length_make_a_file_that_can_be_saved(fresh):
+    """A hybrid of two long entries once scored a row and then had no name for its file."""
+    folder = fresh("hybrid")
+    quick = [*SAME, "lengths=[32]"]
+    evaluate(folder, *quick)
+    entry = (
+        "{name: rope_yarn, window: %d, base: 10000, layout: split_half, fraction: 1.0, keep: 1.0, factor: 8, "
+        "original_context: null, alpha: 1, beta: 32, ramp: code, temperature: 0.1}"
+    )
+    found = []
+    for windows in ((8, 16), (8, 17)):
+        layers = ", ".join(entry % window for window in windows)
+        found.append(evaluate(folder, *quick, f"position.layers=[{layers}]"))
+    names = [made["label"] for made in found]
+    assert len(set(names)) == 2 and all(len(name) <= 200 for name in names)
+    assert all(name.startswith("hybrid--hybrid_layers-") for name in names)
+    assert [m["position_settings"]["layers"][1]["window"] for m in found] == [16, 17]
+    assert len(list((folder / "eval").glob("*.json"))) == 3
+
+
 @pytest.mark.parametrize("rule", ["clamp", "interpolate", "random"])
 def test_learned_beyond_its_table_only_where_it_is_asked_for(fresh, rule):
     folder = fresh("learned")

@@ -6,6 +6,9 @@ without an error and measure nonsense. A setting comes from the command line, el
 it has the same key, else from YAML.
 """
 
+import hashlib
+import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +17,9 @@ from errors import UserError
 from model.position import POSITIONS
 
 Settings = dict[str, Any]
+# With suffix and the mark of a draft (storage.replace) some 20 more: file systems allow 255 bytes
+LONGEST_LABEL = 200
+WORDS = ("none", "true", "false", "inf", "nan")  # what another type may look like
 
 
 def evaluated_position(
@@ -50,14 +56,28 @@ def refuse_strangers(trained: str, asked: str) -> None:
 def label(
     trained: Settings, evaluated: Settings, given: list[str], unusual: Mapping[str, str]
 ) -> str:
-    """`<trained>`, or `<trained>--<evaluated>_<key>-<value>...`.
+    """`<trained>`, or `<trained>--<evaluated>_<key>-<value>...`: the name of the result's files.
 
     The keys are those of positions that the command line gave, and what else is `unusual` about the evaluation.
+    No two settings share a label: where a value cannot be read off it (it is long, holds characters that a file
+    name may not, or could be of another type), a hash of all of them stands at its end.
     """
-    keys = [k.partition(".")[2] for k in given if k.startswith("position.")]
-    named = {key: evaluated[key] for key in sorted(keys) if key != "name"} | dict(unusual)
     if evaluated == trained and not unusual:
         return trained["name"]
-    parts = [f"{key}-{value}" for key, value in named.items()]
+    keys = {k.partition(".")[2] for k in given if k.startswith("position.")}
+    named = {key: evaluated[key] for key in sorted(keys & evaluated.keys() - {"name"})}
+    parts = [f"{key}-{value}" for key, value in [*named.items(), *unusual.items()]]
     text = "_".join([f"{trained['name']}--{evaluated['name']}", *parts])
-    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in text)
+    plain = re.fullmatch("[A-Za-z0-9._-]+", text) and len(text) <= LONGEST_LABEL
+    if plain and all(map(_readable, named.values())):
+        return text
+    settings = json.dumps([trained["name"], evaluated, dict(unusual)], sort_keys=True, default=str)
+    digest = hashlib.sha256(settings.encode()).hexdigest()[:12]
+    return f"{re.sub('[^A-Za-z0-9._-]', '-', text)[: LONGEST_LABEL - 13]}_{digest}"
+
+
+def _readable(value: Any) -> bool:
+    """Whether no other value of a setting looks like this one in a file's name, in capitals or not."""
+    if not isinstance(value, str):
+        return re.fullmatch(r"[A-Za-z0-9.-]+", str(value)) is not None  # no list, no 1e+16
+    return re.fullmatch("[a-z][a-z0-9.]*", value) is not None and value not in WORDS
