@@ -1,14 +1,13 @@
 """Reads the two files of an evaluation, `eval/<label>.json` and `.npz`, and believes neither.
 
-They may come from anybody. So only plain files of bounded size are opened; the JSON is strict (no
-NaN, no number that overflows, no key twice); the arrays are exactly those that we write, read
+They may come from anybody. So the JSON is strict and of bounded size (no NaN, no number that
+overflows, no key twice); the arrays are exactly those that we write, read
 without pickle, and their declared sizes are held against the rows before any memory is taken; and
 what a row says must follow from the scores that it stands for.
 """
 
 import json
 import math
-import stat
 import zlib
 from pathlib import Path
 from tokenize import TokenError
@@ -20,6 +19,7 @@ import numpy as np
 from errors import UserError, printable
 from evaluation.fields import checked
 from evaluation.protocols import Scores
+from storage import read_bounded
 
 COLUMNS = {"nats": "<f4", "document": "<i4", "index": "<i4", "bytes": "<i4", "row": "<i4"}
 JSON_BYTES = 2**24  # ten thousand rows and more
@@ -57,18 +57,9 @@ def _short(text: str) -> str:
     return text if len(text) < 300 else f"{text[:200]} ... {text[-90:]}"
 
 
-def _plain_file(path: Path, most: int) -> None:
-    found = path.lstat()
-    if not stat.S_ISREG(found.st_mode):
-        raise ValueError("a link or no file")
-    if found.st_size > most:
-        raise ValueError(f"{found.st_size:,} bytes are too many")
-
-
 def _json(path: Path) -> Any:
-    _plain_file(path, JSON_BYTES)
     return json.loads(
-        path.read_bytes().decode(),
+        read_bounded(path, JSON_BYTES).decode(),
         parse_constant=_refuse,
         parse_float=_finite,
         parse_int=_whole,
@@ -105,7 +96,6 @@ def _scores(path: Path, counts: list[int]) -> list[Scores]:
     total = sum(counts)
     if total > MOST_SCORES:
         raise UserError(f"tokens_scored: {total:,} in all rows are too many")
-    _plain_file(path, 5 * (4 * MOST_SCORES + HEAD))
     with ZipFile(path) as archive:
         members = {info.filename: info for info in archive.infolist()}
         if sorted(info.filename for info in archive.infolist()) != sorted(

@@ -46,8 +46,9 @@ def write_pair(root: Path, name: str) -> None:
     """Two runs; every field of the second that holds a name holds this one, and so does its folder."""
     as_file = re.sub("/", "", name)
     header = dict.fromkeys(("position", "trained_position", "data", "torch", "commit"), name)
-    config = {f"key {name}": 1, "setting": {"x": f"value {name}"}, "tracker": {"group": name}}
-    shared = {"shared": {f"both {name}": name}}
+    config = {f"key {name}": 1, "setting": f"value {name}"}
+    config = {"position": config, "tracker": {"group": name}}
+    shared = {"tokenizer": {f"both {name}": name}}
     kinds = {"lengths": (128, 256), "protocols": ("same_tokens", "per_position")}
     write_run(root / "alibi", label="alibi", loss=flat, config=shared, **kinds)
     second = {"label": as_file, "loss": steep, "header": header, "config": config | shared, **kinds}
@@ -126,7 +127,13 @@ def test_a_name_is_text_in_every_form(tmp_path, name):
     found = check(tmp_path / "report")
     shown, label = printable(name), printable(name.replace("/", ""))
     for form in ("html", "markdown"):
-        for text in (label, shown, f"key {shown}", f"value {shown}", f"both {shown}: {shown}"):
+        for text in (
+            label,
+            shown,
+            f"key {shown}",
+            f"value {shown}",
+            f"tokenizer.both {shown}: {shown}",
+        ):
             assert text in found[form], (form, text)
     for text in (label, f"{tmp_path}/{label}", shown, f"unit {shown}"):
         assert text in found["csv"], text

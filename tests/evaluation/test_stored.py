@@ -54,7 +54,7 @@ def refused(run: Path) -> str:
         report(run)
     said = str(error.value)
     assert said.isprintable() and len(said) < 700, said
-    assert said.endswith("run eval.py again")
+    assert said.endswith(("run eval.py again", "put a copy in its place", "remove it"))
     return said
 
 
@@ -170,7 +170,7 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=list(DAMAGES))
 def test_what_is_no_strict_json_is_refused(run, damage):
     damage(run / "eval/rope.json")
-    assert "rope.json: " in refused(run)
+    assert "rope.json" in refused(run)
 
 
 def arrays(path: Path) -> dict[str, np.ndarray]:
@@ -255,7 +255,7 @@ ARCHIVES = {
 def test_arrays_are_those_that_we_write(run, change):
     change(run / "eval/rope.npz")
     said = refused(run)
-    assert "rope.npz: damaged" in said or "do not belong together" in said
+    assert "rope.npz" in said or "do not belong together" in said
 
 
 def test_an_archive_that_unpacks_to_more_is_not_unpacked(run, monkeypatch):
