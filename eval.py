@@ -111,10 +111,11 @@ def evaluate_run(folder: Path, config: EvalConfig, given: list[str], world: Worl
 
 def own_tracker(asked: dict[str, Any], run: dict[str, Any], given: list[str]) -> dict[str, Any]:
     """The tracker of who evaluates. A run, perhaps somebody else's, may keep it offline or off, and no more."""
-    if any(key.split(".")[0] == "tracker" for key in given):
-        return asked
-    if run.get("name") == "none":
+    chosen = any(key.split(".")[0] == "tracker" for key in given)
+    if (asked if chosen else run).get("name") == "none":
         return {"name": "none"}
+    if chosen:
+        return asked
     theirs = [f"tracker.{k}={run[k]}" for k in ("project", "entity") if run.get(k) != asked.get(k)]
     if theirs:
         print(f"tracked in your own project; the run's is {plain(' '.join(theirs))}")

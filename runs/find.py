@@ -42,7 +42,7 @@ def find_runs(runs: str | Sequence[str], key: str = "run") -> list[Path]:
             matches = [Path(p) for p in sorted(glob.glob(run, recursive=True)) if is_run(p)]
             if not matches:
                 raise UserError(
-                    f"{key}: {run} matches no run folder; train one: python train.py position=rope"
+                    f"{key}={run} matches no run folder; train one: python train.py position=rope"
                 )
             found |= {self_contained(path): None for path in matches}
         else:

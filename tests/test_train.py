@@ -1,5 +1,6 @@
 """The loop: it learns, it repeats itself bit for bit, and it stops where numbers go wrong."""
 
+import math
 import random
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,9 @@ from training.positions import draw
 @pytest.mark.parametrize("position", SCHEMES)
 def test_every_scheme_learns(smoke, position):
     losses = [r["val/loss"] for r in records(smoke(position, "optim.lr=1e-2")) if "val/loss" in r]
-    assert losses[-1] < losses[0] - 0.1
+    assert (
+        losses[-1] < losses[0] and losses[-1] < math.log(300) - 1.5
+    )  # tokens that it can tell apart
 
 
 def test_a_run_folder_is_what_the_readme_says(smoke):
@@ -59,7 +62,13 @@ def test_schemes_are_paired(smoke):
 
 def test_init_from_takes_weights_of_another_scheme(smoke, tmp_path, monkeypatch, corpus):
     other = smoke("rope")
-    arguments = ["position=learned", f"init_from={other}", "optim.lr=1e-9", "train.steps=1"]
+    arguments = [
+        "position=learned",
+        f"init_from={other}",
+        "optim.lr=1e-9",
+        "optim.min_lr=0",
+        "train.steps=1",
+    ]
     assert train(tmp_path, monkeypatch, *corpus, *arguments, "hydra.run.dir=outputs/next") == 0
     before, after = trained_weights(other), trained_weights(tmp_path / "outputs/next")
     assert after.keys() - before.keys() == {"schemes.0.table"}

@@ -64,7 +64,7 @@ def open_run(config: TrainConfig, given: list[str], fresh: Path, held: ExitStack
     if step >= settled.train.steps:
         done = f"{folder} has taken all its {step} steps"
         if config.resume != "auto":
-            raise UserError(f"resume: {done}; train.steps={2 * step} would go on")
+            raise UserError(f"resume={done}: train.steps={2 * step} would go on")
         print(f"{done}: nothing to do; without resume=auto a new run starts")
         return None
     notes = [f"going on from {path}", *new_length(path, settled)]

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import command
+from trained import records
 
 from configs.check import build
 from data.corpora import CORPORA
 from data.loader import Loader
 from data.prepare import prepare_split
 from data.tokenizer import Tokenizer
-from runs import records
 from training import checkpoint, run
 
 CONTEXT, BATCH = 24, 8
